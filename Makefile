@@ -1,0 +1,68 @@
+# Everything sets itself up: from a fresh clone with Python 3.11 or later, git and make,
+# `make demo` and `make test` are enough.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The first of these that runs and is new enough; say `make PYTHON=/path/to/python ...` for another.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
+	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+TESTS ?= tests
+PYTEST_ARGS ?=
+
+# One stamp per set of extras: an installation is redone only when what it was made from has changed.
+$(VENV)/python.stamp:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later was not found; say make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/demo.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
+	$(PIP) install --editable '.[embedded]'
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
+	$(PIP) install --editable '.[embedded,test]'
+	@touch $@ $(VENV)/demo.stamp
+
+$(VENV)/dev.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
+	$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/demo.stamp $(VENV)/test.stamp
+
+.PHONY: help demo test lint format coverage bench clean
+
+help:  ## this list
+	@grep -E '^[a-z]+: .*##|^[a-z]+:  ##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
+
+demo: $(VENV)/demo.stamp  ## real work on real files, one worker killed half way, every result checked
+	$(BIN)/taskrunner demo $(DEMO_ARGS)
+
+test: $(VENV)/test.stamp  ## all tests (TESTS=path and PYTEST_ARGS=... to narrow them down)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(TESTS)
+
+lint: $(VENV)/dev.stamp  ## ruff, mypy --strict, pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/pyright
+
+format: $(VENV)/dev.stamp  ## what ruff can put right by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+coverage: $(VENV)/test.stamp  ## all tests, worker processes included, with a branch coverage report
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(PYTEST_ARGS) $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+bench: $(VENV)/test.stamp  ## dispatch and drain rates
+	$(BIN)/python -m benchmarks
+
+clean:  ## what the other targets made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov .coverage .coverage.*
+	rm -rf redis_taskrunner.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
