@@ -1,0 +1,1 @@
+"""TaskRunner: distributed background jobs on Redis Streams."""
