@@ -1,0 +1,1 @@
+"""Floor 5. The command line, one file per command."""
