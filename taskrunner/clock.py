@@ -4,13 +4,14 @@ Intervals are measured with `monotonic`, which no one can set. Instants that ins
 Redis's: `ServerClock` knows them without asking each time.
 """
 
-import math
+import random
+import time
 from collections.abc import Callable
 from datetime import timedelta
-from random import random as uniform
-from time import monotonic as monotonic
-from time import time as now
 from typing import TypeAlias
+
+monotonic = time.monotonic
+now = time.time
 
 Duration: TypeAlias = float | int | timedelta
 """Seconds, or a timedelta: how every public name takes a duration."""
@@ -29,13 +30,13 @@ def seconds(value: Duration, field: str) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{field}={value!r} is not a duration: give seconds or a timedelta")
-    if not math.isfinite(value) or abs(value) > LONGEST:
+    if not abs(value) <= LONGEST:  # NaN is not either
         raise ValueError(f"{field}={value!r} is not a number of seconds up to {LONGEST}")
     return float(value)
 
 
 def jittered(
-    interval: float, fraction: float = 0.1, random: Callable[[], float] = uniform
+    interval: float, fraction: float = 0.1, random: Callable[[], float] = random.random
 ) -> float:
     """Return the interval, moved evenly by at most the fraction of itself either way."""
     return interval * (1 + fraction * (2 * random() - 1))

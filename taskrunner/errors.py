@@ -122,6 +122,6 @@ def describe(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)[:_LONGEST_DESCRIPTION].encode("utf-8", "replace").decode("utf-8")
-    except BaseException:  # str() runs the task's code, which may raise anything, SystemExit too
+    except BaseException:  # noqa: BLE001 - str() runs code of the task, which may raise anything
         text = "(its text can't be shown)"
     return f"{name}: {text}"[:_LONGEST_DESCRIPTION] if text else name
