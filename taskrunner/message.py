@@ -1,0 +1,480 @@
+"""Floor 1: the bytes on the wire, and the only module that knows them.
+
+Two shapes are read and written: the *message* (the `payload` field of a stream entry) and the
+*delayed member* (in the delayed set). Both are JSON objects shared with Go programs. So the reader
+is as lenient as theirs (any order, names in any letter case, absent, null, unknown and repeated
+fields, of which the last wins) and the writer plain: compact, one order, integers as digits.
+
+Moves rewrite text, never values: a payload leaves with the digits it came with. Which key a message
+goes to, and when, is the business of the store.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import attrs
+
+from taskrunner.errors import InvalidTaskPayloadError, PayloadTooLargeError
+
+MAX_COUNT = 10**9  # of `attempt` and `unknown`: bounds what a hostile producer may claim
+MAX_ID = 200  # characters of `id`: it ends up in logs and dead letters
+
+_UNIQUE = ("unique", "unique_for", "unique_key", "unique_lock_value")
+_FIELDS = (*_UNIQUE, "reservation_timeout", "task_name", "payload")  # in Go's order
+_EXTRAS = ("id", "attempt", "unknown", "only_group", "enqueued_at")
+_OPTIONAL = ("id", "only_group", "enqueued_at")  # of a wrong type: as if absent
+_MESSAGE = frozenset(_FIELDS)
+_MEMBER = frozenset(("id", "task", "time", "payload", "reservation_timeout", *_UNIQUE))
+_EXPECTED = frozenset((*_FIELDS, *_EXTRAS))
+_INT64, _COUNT = range(-(2**63), 2**63), range(MAX_COUNT + 1)
+_RULES: dict[str, tuple[type[Any], range]] = {
+    "unique": (bool, range(2)),
+    "unique_for": (int, _INT64),
+    "unique_key": (str, range(0)),
+    "unique_lock_value": (str, range(0)),
+    "reservation_timeout": (int, _INT64),
+    "task_name": (str, range(0)),
+    "task": (str, range(0)),
+    "time": (int, _INT64),
+    "id": (str, range(0)),
+    "attempt": (int, _COUNT),
+    "unknown": (int, _COUNT),
+    "only_group": (str, range(0)),
+    "enqueued_at": (float, range(0)),
+}
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """One call of a task as it lies in the stream, decoded; `text` is the whole JSON text."""
+
+    task_name: str
+    payload: Any = None
+    unique: bool = False
+    unique_for: int = 0  # seconds
+    unique_key: str = ""
+    unique_lock_value: str = ""
+    reservation_timeout: int = 0  # nanoseconds
+    id: str | None = None
+    attempt: int = 0  # deliveries spent before this entry
+    unknown: int = 0  # moves of an unknown task
+    only_group: str | None = None
+    enqueued_at: float | None = None  # unix seconds
+    text: str
+
+    @property
+    def lock_name(self) -> str | None:
+        """Name of the unique lock, or None; Go leaves `unique_key` empty without a key function."""
+        return (self.unique_key or self.task_name) if self.unique else None
+
+
+@attrs.frozen(kw_only=True)
+class DelayedMessage(Message):
+    """One call that waits in the delayed set; `payload_text` is for hashing (`canonical`)."""
+
+    time: int = 0  # due, in whole unix seconds
+    payload_text: str = "null"
+
+
+# --- JSON ---
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if value - value != 0.0:
+        raise InvalidTaskPayloadError(f"not JSON: the number {digits[:40]} is out of range")
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise InvalidTaskPayloadError(f"not JSON: {constant}")
+
+
+def _encoder(*, sort_keys: bool = False) -> json.JSONEncoder:
+    return json.JSONEncoder(
+        ensure_ascii=False,
+        allow_nan=False,
+        check_circular=False,
+        separators=(",", ":"),
+        sort_keys=sort_keys,
+    )
+
+
+_decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+_scan = _decoder.raw_decode
+_dumps = _encoder().encode
+_sorted = _encoder(sort_keys=True).encode
+_quoted = lru_cache(maxsize=1024)(_dumps)
+_key = re.compile(r'[ \t\n\r]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
+_after = re.compile(r"[ \t\n\r]*+([,}])")
+_open = re.compile(r"[ \t\n\r]*+\{")
+_empty = re.compile(r"[ \t\n\r]*+\}")
+_space = re.compile(r"[ \t\n\r]*+")
+# Escapes in reading order, so that a backslash which is itself escaped starts none.
+_escape = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+
+
+def _text(body: bytes) -> str:
+    """Bytes as text that can be stored again: what is not Unicode becomes U+FFFD, as in Go."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return body.decode(errors="replace")
+
+
+def _paired(text: str) -> str:
+    """The same JSON with each lone surrogate escape made U+FFFD: no UTF-8 text could hold it."""
+    if "\\ud" in text or "\\uD" in text:
+        return _escape.sub(lambda found: "\\ufffd" if found[1] else found[0], text)
+    return text
+
+
+def _failure(error: Exception) -> InvalidTaskPayloadError:
+    match error:
+        case InvalidTaskPayloadError():
+            return error
+        case RecursionError():
+            return InvalidTaskPayloadError("nested too deeply")
+        case json.JSONDecodeError():
+            return InvalidTaskPayloadError(f"not JSON: {error}")
+    return InvalidTaskPayloadError("an integer of more digits than Python reads")
+
+
+def _load(text: str) -> Any:
+    """The value of a whole JSON text."""
+    try:
+        try:
+            value, end = _scan(text)
+            if end == len(text):
+                return value
+        except json.JSONDecodeError:
+            pass
+        return _decoder.decode(text)  # white space around it, or an error that says where
+    except (ValueError, RecursionError) as error:
+        raise _failure(error) from None
+
+
+def _spans(text: str) -> list[tuple[str, str, str, Any]]:
+    """Top-level members in order: key, value text, member text (both as they stand), value."""
+    spans: list[tuple[str, str, str, Any]] = []
+    opened = _open.match(text)
+    if not opened:
+        raise InvalidTaskPayloadError("not a JSON object")
+    try:
+        closed = _empty.match(text, opened.end())
+        at = opened.end()
+        while not closed:
+            found = _key.match(text, at)
+            if not found:
+                raise json.JSONDecodeError("Expecting a key and ':'", text, at)
+            quoted, start = found[1], found.end()
+            key = quoted[1:-1] if quoted[1:-1] in _RULES else _scan(quoted)[0]
+            value, end = _scan(text, start)
+            spans.append((key, text[start:end], text[found.start(1) : end], value))
+            found = _after.match(text, end)
+            if not found:
+                raise json.JSONDecodeError("Expecting ',' or '}'", text, end)
+            at = found.end()
+            closed = found if found[1] == "}" else None
+        if _space.fullmatch(text, closed.end()) is None:
+            raise json.JSONDecodeError("Extra data", text, closed.end())
+    except (ValueError, RecursionError) as error:
+        raise _failure(error) from None
+    return spans
+
+
+# --- reading ---
+
+
+@attrs.frozen
+class _Object:
+    """An object's members: those that Go reads into a field, and the others as they stand."""
+
+    values: dict[str, Any]
+    texts: dict[str, str]
+    extras: list[tuple[str, str]]  # key, member text
+
+    def checked(self, name: str) -> dict[str, Any]:
+        """The values, all of the right type and with a task name under `name`."""
+        complaint = _complaint(self.values)
+        if complaint or not self.values.get(name):
+            raise InvalidTaskPayloadError(complaint or f"no {name}")
+        return {key: value for key, value in self.values.items() if key != name}
+
+
+def _read(text: str, fields: frozenset[str]) -> _Object:
+    values: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    extras: list[tuple[str, str]] = []
+    for key, value_text, member, value in _spans(text):
+        field = key.casefold()
+        if field in fields:
+            if value is not None or field == "payload":  # null leaves a field as it was
+                texts[field] = value_text
+        else:
+            extras.append((key, member))
+            if key not in _EXTRAS:
+                continue
+            field = key
+        if field == "payload" or (value is not None and not _is_void(field, value)):
+            values[field] = value
+    return _Object(values, texts, extras)
+
+
+def _complaint(fields: Mapping[str, Any]) -> str | None:
+    """What is wrong with the fields by Go's types: no fraction for an integer, no 1 for true."""
+    for key, value in fields.items():
+        if key == "payload":
+            continue
+        kind, allowed = _RULES[key]
+        if type(value) is not kind:
+            return f"{key}: {type(value).__name__} where {kind.__name__} belongs"
+        if kind is int and value not in allowed:
+            return f"{key}: out of range"
+        if key == "id" and not 0 < len(value) <= MAX_ID:
+            return f"id: empty, or longer than {MAX_ID} characters"
+    return None
+
+
+def _is_void(key: str, value: Any) -> bool:
+    return key in _OPTIONAL and _complaint({key: value}) is not None
+
+
+def decode(body: bytes) -> Message:
+    """The message in a stream entry's `payload` field; InvalidTaskPayloadError if it is none."""
+    text = _text(body)
+    whole = _paired(text)
+    fields = _load(whole)
+    if type(fields) is not dict:
+        raise InvalidTaskPayloadError(f"{type(fields).__name__} where an object belongs")
+    if (
+        _EXPECTED.issuperset(fields)
+        and fields.get("task_name")
+        and _complaint(fields) is None  # else slowly: names in another case, nulls, or a real fault
+    ):
+        return Message(**fields, text=text)
+    found = _read(whole, _MESSAGE)
+    values = found.checked("task_name")
+    return Message(task_name=found.values["task_name"], **values, text=text)
+
+
+def salvage(body: bytes) -> Message:
+    """What can be known of a body that `decode` refuses; never raises, `task_name` may be empty."""
+    text = _text(body)
+    try:
+        values = _read(_paired(text), _MESSAGE).values
+    except InvalidTaskPayloadError:
+        values = {}
+    sound = {key: value for key, value in values.items() if _complaint({key: value}) is None}
+    return Message(**{"task_name": "", **sound}, text=text)
+
+
+def decode_delayed(member: bytes) -> DelayedMessage:
+    """The call in a member of the delayed set; InvalidTaskPayloadError if it is none."""
+    text = _text(member)
+    found = _read(_paired(text), _MEMBER)
+    values = found.checked("task")
+    payload_text = found.texts.get("payload", "null")
+    return DelayedMessage(
+        task_name=found.values["task"], **values, text=text, payload_text=payload_text
+    )
+
+
+def members(text: str) -> list[tuple[str, str]]:
+    """Key and value text of each top-level member, in order, unchanged."""
+    return [(key, value_text) for key, value_text, _, _ in _spans(text)]
+
+
+# --- writing ---
+
+
+def encode_payload(payload: Any, max_bytes: int) -> str:
+    """A payload as compact JSON text, exact for integers of any size; tuples become lists.
+
+    Raises InvalidTaskPayloadError with the path of what JSON cannot hold (`payload.user.created:
+    datetime`), and PayloadTooLargeError above `max_bytes` of UTF-8. A key that is not a str is
+    refused: 1 would come back as "1".
+    """
+    try:
+        text = _dumps(payload)
+        size = len(text) if text.isascii() else len(text.encode())
+    except RecursionError:
+        raise InvalidTaskPayloadError("payload: nested too deeply, or it contains itself") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidTaskPayloadError(_fault(payload, "payload") or f"payload: {error}") from error
+    if "{" in text and _has_odd_key(payload):
+        raise InvalidTaskPayloadError(_fault(payload, "payload") or "payload: a key is not a str")
+    if size > max_bytes:
+        raise PayloadTooLargeError(f"payload: {size} bytes, above max_payload_bytes={max_bytes}")
+    return text
+
+
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+_FAULTS = {
+    float: " (NaN and Infinity)",
+    int: " (of more digits than Python writes)",
+    str: " (with a lone surrogate)",
+}
+
+
+def _has_odd_key(payload: Any) -> bool:
+    todo = [payload]
+    for value in todo:  # grows meanwhile
+        if type(value) in _SCALARS:
+            continue
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    return True
+            todo.extend(value.values())
+        elif isinstance(value, list | tuple):
+            todo.extend(value)
+    return False
+
+
+def _fault(value: Any, path: str) -> str | None:
+    """Path and reason of the first thing that JSON cannot hold."""
+    try:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    return f"{path}: a key of type {type(key).__name__}, JSON has only str"
+                step = f".{key[:80]}" if key.isidentifier() else f"[{key[:80]!a}]"
+                if fault := _fault(key, path + step) or _fault(item, path + step):
+                    return fault
+        elif isinstance(value, list | tuple):
+            for at, item in enumerate(value):
+                if fault := _fault(item, f"{path}[{at}]"):
+                    return fault
+        else:
+            _dumps(value).encode()
+    except (TypeError, ValueError):
+        return f"{path}: {type(value).__name__}{_FAULTS.get(type(value), '')} is not JSON"
+    except RecursionError:
+        pass
+    return None
+
+
+def encode(
+    task_name: str,
+    payload_text: str,
+    *,
+    id: str,  # noqa: A002
+    enqueued_at: float,
+    reservation_timeout_ns: int,
+    unique_for: int = 0,
+    lock_name: str = "",
+    token: str = "",
+    extra: Mapping[str, str] | None = None,
+) -> str:
+    """A new message: the seven fields in Go's order, then `id`, `enqueued_at` and `extra`.
+
+    It is unique where a `token` is given. `reservation_timeout_ns` must not be 0: Go spins on it.
+    """
+    unique = '"unique":false,"unique_for":0,"unique_key":"","unique_lock_value":""'
+    if token:
+        values = (True, unique_for, lock_name, token)
+        unique = ",".join(
+            f'"{field}":{_dumps(value)}' for field, value in zip(_UNIQUE, values, strict=True)
+        )
+    return (
+        f'{{{unique},"reservation_timeout":{reservation_timeout_ns:d}'
+        f',"task_name":{_quoted(task_name)},"payload":{payload_text}'
+        f',"id":{_dumps(id)},"enqueued_at":{enqueued_at!r}{_members(extra) if extra else ""}}}'
+    )
+
+
+def _members(extra: Mapping[str, str]) -> str:
+    for key in extra:
+        if key in _EXTRAS or key.casefold() in _MESSAGE | _MEMBER:
+            raise ValueError(f"extra key {key!r} is a field of the message")
+    return "".join(f",{_dumps(key)}:{_dumps(value)}" for key, value in extra.items())
+
+
+def rewrite(text: str, changes: Mapping[str, Any]) -> str:
+    """The same message with top-level members replaced, added, or (None) removed.
+
+    Every other member keeps its text. The seven fields are found in any letter case, as the reader
+    finds them; all other keys are taken as they stand.
+    """
+    left = {key: f'"{key}":{_dumps(value)}' for key, value in changes.items() if value is not None}
+    parts: list[str] = []
+    for key, _, member, _ in _spans(text):
+        name = key.casefold() if key.casefold() in _MESSAGE else key
+        if name not in changes:
+            parts.append(member)
+        elif name in left:
+            parts.append(left.pop(name))
+    return "{" + ",".join((*parts, *left.values())) + "}"
+
+
+def to_delayed(
+    text: str,
+    *,
+    id: str,  # noqa: A002
+    attempt: int | None = None,
+    unknown: int | None = None,
+    only_group: str | None = None,
+) -> tuple[str, str]:
+    """A stream message as a delayed member in two halves: head + str(time) + tail.
+
+    Between them a script puts a time by the server's clock. The payload and the extra keys keep
+    their text; `attempt`, `unknown` and `only_group` replace the message's where given.
+    """
+    found = _read(text, _MESSAGE)
+    found.checked("task_name")
+    texts = found.texts
+    given = {"attempt": attempt, "unknown": unknown, "only_group": only_group}
+    ours = {key: _dumps(value) for key, value in given.items() if value is not None}
+    kept = _FIELDS[:5] if found.values.get("unique") else _FIELDS[4:5]
+    parts = [f'"{field}":{texts[field]}' for field in kept if field in texts]
+    parts += [
+        member
+        for key, member in found.extras
+        if key not in ours and key.casefold() not in _MEMBER  # `Task` would be Go's `task` there
+    ]
+    parts += [f'"{key}":{value}' for key, value in ours.items()]
+    head = f'{{"id":{_dumps(id)},"task":{texts["task_name"]},"time":'
+    return head, f',"payload":{",".join((texts.get("payload", "null"), *parts))}}}'
+
+
+def from_delayed(
+    text: str,
+    *,
+    reservation_timeout_ns: int,
+    unique: tuple[int, str, str] | None = None,
+) -> str:
+    """A due member as a stream message; its payload and its extra keys keep their text.
+
+    `reservation_timeout_ns` and `unique` (unique_for, lock name, token) serve a member that brings
+    none of its own, as one from Go does.
+    """
+    found = _read(text, _MEMBER)
+    found.checked("task")
+    texts = {"reservation_timeout": f"{reservation_timeout_ns:d}", "payload": "null", **found.texts}
+    if not found.values.get("unique"):
+        values = (False, 0, "", "") if unique is None else (True, *unique)
+        texts |= {field: _dumps(value) for field, value in zip(_UNIQUE, values, strict=True)}
+    texts["task_name"] = texts["task"]
+    known = (*_FIELDS, "id") if "id" in found.values else _FIELDS
+    parts = [f'"{field}":{texts[field]}' for field in known if field in texts]
+    parts += [member for key, member in found.extras if key.casefold() not in _MESSAGE]
+    return "{" + ",".join(parts) + "}"
+
+
+def canonical(payload_text: str) -> bytes:
+    """Canonical JSON of a payload, for hashing: keys sorted, compact, UTF-8.
+
+    true, 1, 1.0 and "1" stay different; nothing is normalised.
+    """
+    try:
+        return _sorted(_load(_paired(payload_text))).encode()
+    except RecursionError:
+        raise InvalidTaskPayloadError("payload: nested too deeply") from None
