@@ -5,7 +5,6 @@ binds to the registry. `default_registry` is the only global state of the librar
 """
 
 import functools
-import inspect
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ from taskrunner.errors import (
     UnboundTaskError,
     UniqueForRequiredError,
 )
+from taskrunner.signature import origin, shape
 
 P = TypeVar("P")
 _P_contra = TypeVar("_P_contra", contravariant=True)
@@ -196,10 +196,10 @@ class Registry:
         present = self._tasks.setdefault(task.name, task)  # atomic, and no lock for a fork to break
         if present is task:
             return
-        if _origin(present.function) != _origin(task.function):
+        if origin(present.function) != origin(task.function):
             raise DuplicateTaskNameError(
-                f"task name {task.name!r} is taken by {_origin(present.function)}: "
-                f"{_origin(task.function)} needs another"
+                f"task name {task.name!r} is taken by {origin(present.function)}: "
+                f"{origin(task.function)} needs another"
             )
         self._tasks[task.name] = task
 
@@ -284,7 +284,7 @@ def task(
     """
 
     def decorate(function: Callable[..., object]) -> Task[Any]:
-        takes_payload, payload_optional = _shape(function)
+        takes_payload, payload_optional = shape(function)
         made: Task[Any] = Task(
             function=function,
             name=_checked_name(_default_name(function) if name is None or callable(name) else name),
@@ -315,54 +315,10 @@ def task(
     return decorate(name) if callable(name) else decorate
 
 
-def _origin(function: Callable[..., object]) -> str:
-    qualname = getattr(function, "__qualname__", None) or repr(function)
-    return f"{getattr(function, '__module__', None)}.{qualname}"
-
-
-def _shape(function: Callable[..., object]) -> tuple[bool, bool]:
-    """Return whether the function takes a payload, and whether it can do without.
-
-    Raises TypeError for what a worker can't call with one payload, or would call to no effect.
-    """
-    if not callable(function):
-        raise TypeError(f"{function!r} can't be called: @task takes a function")
-    for body in (function, type(function).__call__):
-        if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
-            raise TypeError(
-                f"{_origin(function)} is async, and a worker is a thread: "
-                "make the task a plain function that calls asyncio.run"
-            )
-        if inspect.isgeneratorfunction(body):
-            raise TypeError(
-                f"{_origin(function)} is a generator function, which runs nothing when called: "
-                "make the task a plain function that does the loop"
-            )
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:
-        return True, False  # some builtins don't tell what they take
-    required = [
-        parameter
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if len(required) > 1 or any(each.kind is each.KEYWORD_ONLY for each in required):
-        raise TypeError(
-            f"{_origin(function)} needs {', '.join(each.name for each in required)}: a task takes "
-            "one payload, by position, or nothing; several values travel as one dict"
-        )
-    takes_payload = any(
-        each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD) for each in parameters
-    )
-    return takes_payload, takes_payload and not required
-
-
 def _default_name(function: Callable[..., object]) -> str:
     if not getattr(function, "__qualname__", "<").endswith((">", "<")):
-        return _origin(function)
-    raise ConfigurationError(f"{_origin(function)} has no name of its own: give name=")
+        return origin(function)
+    raise ConfigurationError(f"{origin(function)} has no name of its own: give name=")
 
 
 def _checked_name(name: object) -> str:

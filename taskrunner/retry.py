@@ -1,0 +1,67 @@
+"""Floor 3: whether a failed attempt is tried again, and when; pure functions.
+
+Where the wait is spent, parked or in the delayed set, is the executor's and the store's affair.
+"""
+
+import random
+from collections.abc import Callable
+
+from taskrunner import clock
+from taskrunner.errors import Reject, Retry
+from taskrunner.task import RetryDelay
+
+_FIRST = 1.0
+_CAP = 300.0
+_DOUBLINGS = 9  # the ceiling is at the cap from here on; 2**attempt would overflow a float
+
+
+def is_final(error: BaseException, attempt: int, max_retry: int) -> bool:
+    """Return whether an error on this attempt fails the task for good."""
+    return attempt >= max_retry or isinstance(error, Reject)
+
+
+def may_run(attempt: int, max_retry: int, max_lost: int) -> bool:
+    """Return whether this attempt is run, where the ones before may have died with their process.
+
+    An error on attempt `max_retry` is final, so a later attempt means that deliveries were lost.
+    """
+    return attempt <= max_retry + max_lost
+
+
+def backoff(attempt: int, random: Callable[[], float] = random.random) -> float:
+    """Return seconds to wait after this attempt: evenly from 0 up to 1, 2, 4 … 300 s.
+
+    The whole range is drawn from, so that what failed together doesn't come back together.
+    """
+    ceiling = min(_FIRST * 2.0 ** min(max(attempt - 1, 0), _DOUBLINGS), _CAP)
+    return ceiling * random()
+
+
+def delay_for(
+    retry_delay: float | RetryDelay | None,
+    attempt: int,
+    error: BaseException,
+    random: Callable[[], float] = random.random,
+) -> tuple[float, BaseException | None]:
+    """Return (seconds to wait before the next attempt, what was wrong with the wish or None).
+
+    A `Retry` with a delay comes first, then the task's retry_delay, then `backoff`, which also
+    stands in for a wish that raises or is no duration.
+    """
+    try:
+        if isinstance(error, Retry) and error.delay is not None:
+            return _wait(error.delay, "delay"), None
+        if isinstance(retry_delay, int | float):
+            return retry_delay, None  # checked when the task was made
+        if retry_delay is not None:
+            return _wait(retry_delay(attempt, error), "retry_delay"), None
+    except BaseException as problem:  # noqa: BLE001 - the user's function may raise anything
+        return backoff(attempt, random), problem
+    return backoff(attempt, random), None
+
+
+def _wait(value: clock.Duration, field: str) -> float:
+    seconds = clock.seconds(value, field)
+    if seconds < 0:
+        raise ValueError(f"{field}={value!r} is below 0 seconds")
+    return seconds
