@@ -1,0 +1,26 @@
+"""What tests share: servers, worker processes, ledgers, faults and waiting with a deadline.
+
+`from tests.support import eventually, Ledger, Proxy, faults`; fixtures are in `tests/conftest.py`.
+"""
+
+from tests.support import faults
+from tests.support.ledger import Ledger, Run, record
+from tests.support.names import Names
+from tests.support.proxy import Proxy, Rule
+from tests.support.server import OwnServer
+from tests.support.waiting import eventually, stays
+from tests.support.worker import WorkerProcess
+
+__all__ = [
+    "Ledger",
+    "Names",
+    "OwnServer",
+    "Proxy",
+    "Rule",
+    "Run",
+    "WorkerProcess",
+    "eventually",
+    "faults",
+    "record",
+    "stays",
+]
