@@ -45,8 +45,8 @@ class TaskContext:
     max_retry: int
     enqueued_at: float | None
     message: TaskMessage
-    _lost: Callable[[], bool] = attrs.field(repr=False)
-    _stopping: Callable[[], bool] = attrs.field(repr=False)
+    _lost: Callable[[], bool] = attrs.field(alias="lost", repr=False)
+    _stopping: Callable[[], bool] = attrs.field(alias="stopping", repr=False)
 
     @property
     def lost(self) -> bool:

@@ -90,8 +90,11 @@ def test_parse_consumer_undoes_consumer(group: str, host: str, number: int) -> N
 
 @pytest.mark.parametrize(
     "name",
-    ["", "g", "g_", "g_h", "g__1", "g_h_", "g_h_x", "g_h_01", "g_h_-1", "g_h_+1", "g_h_1 ", "G_h_1"]
-    + ["other_h_1", "h_1", "g_h_\u0661", "g_h_" + "9" * 5000],
+    [
+        *["", "g", "g_", "g_h", "g__1", "h_1", "G_h_1", "other_h_1"],
+        *["g_h_", "g_h_x", "g_h_01", "g_h_-1", "g_h_+1", "g_h_1 ", "g_h_\u0661", "g_h_1\n"],
+        "g_h_" + "9" * 5000,
+    ],
 )
 def test_parse_consumer_is_none_when_the_name_is_not_ours(name: str) -> None:
     """Anyone can add a consumer to the group: a foreign one is left alone."""
