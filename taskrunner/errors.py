@@ -99,7 +99,7 @@ class Retry(TaskRunnerError):
     """
 
     def __init__(self, delay: float | timedelta | None = None) -> None:
-        super().__init__(*(() if delay is None else (delay,)))
+        super().__init__(delay)
         self.delay = delay
 
     def __str__(self) -> str:
@@ -122,6 +122,6 @@ def describe(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)[:_LONGEST_DESCRIPTION].encode("utf-8", "replace").decode("utf-8")
-    except BaseException:  # noqa: BLE001 - str() runs code of the task, which may raise anything
+    except BaseException:  # str() runs code of the task, which may raise anything
         text = "(its text can't be shown)"
     return f"{name}: {text}"[:_LONGEST_DESCRIPTION] if text else name

@@ -55,7 +55,7 @@ def delay_for(
             return retry_delay, None  # checked when the task was made
         if retry_delay is not None:
             return _wait(retry_delay(attempt, error), "retry_delay"), None
-    except BaseException as problem:  # noqa: BLE001 - the user's function may raise anything
+    except BaseException as problem:  # the user's function may raise anything
         return backoff(attempt, random), problem
     return backoff(attempt, random), None
 
