@@ -30,24 +30,19 @@ _MESSAGE = frozenset(_FIELDS)
 _MEMBER = frozenset(("id", "task", "time", "payload", "reservation_timeout", *_UNIQUE))
 _EXPECTED = frozenset((*_FIELDS, *_EXTRAS))
 _INT64, _COUNT = range(-(2**63), 2**63), range(MAX_COUNT + 1)
-_RULES: dict[str, tuple[type[Any], range]] = {
-    "unique": (bool, range(2)),
-    "unique_for": (int, _INT64),
-    "unique_key": (str, range(0)),
-    "unique_lock_value": (str, range(0)),
-    "reservation_timeout": (int, _INT64),
-    "task_name": (str, range(0)),
-    "task": (str, range(0)),
-    "time": (int, _INT64),
-    "id": (str, range(0)),
-    "attempt": (int, _COUNT),
-    "unknown": (int, _COUNT),
-    "only_group": (str, range(0)),
-    "enqueued_at": (float, range(0)),
+_TYPES: dict[str, type] = {
+    "unique": bool,
+    **dict.fromkeys(("unique_for", "reservation_timeout", "time", "attempt", "unknown"), int),
+    **dict.fromkeys(("unique_key", "unique_lock_value", "task_name", "task"), str),
+    **dict.fromkeys(("id", "only_group"), str),
+    "enqueued_at": float,
+    "payload": object,  # anything
 }
+_RANGES = {key: _COUNT if key in _EXTRAS else _INT64 for key in _TYPES if _TYPES[key] is int}
+_QUOTED = {f'"{name}"': name for name in _EXPECTED | _MEMBER}
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # without slots a frozen one is made in half the time
 class Message:
     """One call of a task as it lies in the stream, decoded; `text` is the whole JSON text."""
 
@@ -71,7 +66,7 @@ class Message:
         return (self.unique_key or self.task_name) if self.unique else None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class DelayedMessage(Message):
     """One call that waits in the delayed set; `payload_text` is for hashing (`canonical`)."""
 
@@ -93,26 +88,16 @@ def _refuse(constant: str) -> NoReturn:
     raise InvalidTaskPayloadError(f"not JSON: {constant}")
 
 
-def _encoder(*, sort_keys: bool = False) -> json.JSONEncoder:
-    return json.JSONEncoder(
-        ensure_ascii=False,
-        allow_nan=False,
-        check_circular=False,
-        separators=(",", ":"),
-        sort_keys=sort_keys,
-    )
-
-
 _decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
 _scan = _decoder.raw_decode
-_dumps = _encoder().encode
-_sorted = _encoder(sort_keys=True).encode
+_dumps = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+).encode
 _quoted = lru_cache(maxsize=1024)(_dumps)
-_key = re.compile(r'[ \t\n\r]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
-_after = re.compile(r"[ \t\n\r]*+([,}])")
-_open = re.compile(r"[ \t\n\r]*+\{")
-_empty = re.compile(r"[ \t\n\r]*+\}")
 _space = re.compile(r"[ \t\n\r]*+")
+_open = re.compile(r"[ \t\n\r]*+\{[ \t\n\r]*+(\}?)")
+_key = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
+_after = re.compile(r"[ \t\n\r]*+(?:(\})|,[ \t\n\r]*+)")
 # Escapes in reading order, so that a backslash which is itself escaped starts none.
 _escape = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -131,19 +116,18 @@ def _text(body: bytes) -> str:
 
 def _paired(text: str) -> str:
     """The same JSON with each lone surrogate escape made U+FFFD: no UTF-8 text could hold it."""
-    if "\\ud" in text or "\\uD" in text:
+    if "\\" in text and ("\\ud" in text or "\\uD" in text):
         return _escape.sub(lambda found: "\\ufffd" if found[1] else found[0], text)
     return text
 
 
-def _failure(error: Exception) -> InvalidTaskPayloadError:
-    match error:
-        case InvalidTaskPayloadError():
-            return error
-        case RecursionError():
-            return InvalidTaskPayloadError("nested too deeply")
-        case json.JSONDecodeError():
-            return InvalidTaskPayloadError(f"not JSON: {error}")
+def _refusal(error: Exception) -> InvalidTaskPayloadError:
+    if isinstance(error, InvalidTaskPayloadError):
+        return error
+    if isinstance(error, json.JSONDecodeError):
+        return InvalidTaskPayloadError(f"not JSON: {error}")
+    if isinstance(error, RecursionError):
+        return InvalidTaskPayloadError("nested too deeply")
     return InvalidTaskPayloadError("an integer of more digits than Python reads")
 
 
@@ -158,35 +142,30 @@ def _load(text: str) -> Any:
             pass
         return _decoder.decode(text)  # white space around it, or an error that says where
     except (ValueError, RecursionError) as error:
-        raise _failure(error) from None
+        raise _refusal(error) from None
 
 
 def _spans(text: str) -> list[tuple[str, str, str, Any]]:
     """Top-level members in order: key, value text, member text (both as they stand), value."""
     spans: list[tuple[str, str, str, Any]] = []
-    opened = _open.match(text)
-    if not opened:
+    found = _open.match(text)
+    if not found:
         raise InvalidTaskPayloadError("not a JSON object")
     try:
-        closed = _empty.match(text, opened.end())
-        at = opened.end()
-        while not closed:
-            found = _key.match(text, at)
-            if not found:
-                raise json.JSONDecodeError("Expecting a key and ':'", text, at)
-            quoted, start = found[1], found.end()
-            key = quoted[1:-1] if quoted[1:-1] in _RULES else _scan(quoted)[0]
-            value, end = _scan(text, start)
-            spans.append((key, text[start:end], text[found.start(1) : end], value))
+        while found[1] != "}":
+            key = _key.match(text, found.end())
+            if not key:
+                raise json.JSONDecodeError("Expecting a key and ':'", text, found.end())
+            value, end = _scan(text, key.end())
+            name = _QUOTED.get(key[1]) or _scan(key[1])[0]
+            spans.append((name, text[key.end() : end], text[key.start(1) : end], value))
             found = _after.match(text, end)
             if not found:
                 raise json.JSONDecodeError("Expecting ',' or '}'", text, end)
-            at = found.end()
-            closed = found if found[1] == "}" else None
-        if _space.fullmatch(text, closed.end()) is None:
-            raise json.JSONDecodeError("Extra data", text, closed.end())
+        if not _space.fullmatch(text, found.end()):
+            raise json.JSONDecodeError("Extra data", text, found.end())
     except (ValueError, RecursionError) as error:
-        raise _failure(error) from None
+        raise _refusal(error) from None
     return spans
 
 
@@ -206,7 +185,8 @@ class _Object:
         complaint = _complaint(self.values)
         if complaint or not self.values.get(name):
             raise InvalidTaskPayloadError(complaint or f"no {name}")
-        return {key: value for key, value in self.values.items() if key != name}
+        values = dict(self.values)
+        return {"task_name": values.pop(name), **values}
 
 
 def _read(text: str, fields: frozenset[str]) -> _Object:
@@ -215,36 +195,39 @@ def _read(text: str, fields: frozenset[str]) -> _Object:
     extras: list[tuple[str, str]] = []
     for key, value_text, member, value in _spans(text):
         field = key.casefold()
-        if field in fields:
-            if value is not None or field == "payload":  # null leaves a field as it was
-                texts[field] = value_text
-        else:
+        if field not in fields:
             extras.append((key, member))
-            if key not in _EXTRAS:
-                continue
             field = key
-        if field == "payload" or (value is not None and not _is_void(field, value)):
-            values[field] = value
+        if (field in fields or field in _EXTRAS) and (value is not None or field == "payload"):
+            values[field] = value  # a null leaves a field as it was
+            texts[field] = value_text
+    if type(values.get("enqueued_at")) is int and values["enqueued_at"] in _INT64:
+        values["enqueued_at"] = float(values["enqueued_at"])
+    for key in _OPTIONAL:
+        if key in values and _complaint({key: values[key]}):
+            del values[key]
     return _Object(values, texts, extras)
 
 
 def _complaint(fields: Mapping[str, Any]) -> str | None:
     """What is wrong with the fields by Go's types: no fraction for an integer, no 1 for true."""
     for key, value in fields.items():
-        if key == "payload":
-            continue
-        kind, allowed = _RULES[key]
-        if type(value) is not kind:
+        kind = _TYPES[key]
+        if type(value) is not kind and kind is not object:
             return f"{key}: {type(value).__name__} where {kind.__name__} belongs"
-        if kind is int and value not in allowed:
+        if kind is int and value not in _RANGES[key]:
             return f"{key}: out of range"
-        if key == "id" and not 0 < len(value) <= MAX_ID:
-            return f"id: empty, or longer than {MAX_ID} characters"
+    if not 0 < len(fields.get("id", "-")) <= MAX_ID:
+        return f"id: empty, or longer than {MAX_ID} characters"
     return None
 
 
-def _is_void(key: str, value: Any) -> bool:
-    return key in _OPTIONAL and _complaint({key: value}) is not None
+def _drop_strange(fields: dict[str, Any]) -> bool:
+    """Leaves what this reader takes; False if one of the fields has its name in another case."""
+    strange = fields.keys() - _EXPECTED
+    for key in strange:
+        del fields[key]
+    return not any(key.casefold() in _MESSAGE for key in strange)
 
 
 def decode(body: bytes) -> Message:
@@ -255,14 +238,13 @@ def decode(body: bytes) -> Message:
     if type(fields) is not dict:
         raise InvalidTaskPayloadError(f"{type(fields).__name__} where an object belongs")
     if (
-        _EXPECTED.issuperset(fields)
+        (_EXPECTED.issuperset(fields) or _drop_strange(fields))
+        and not _complaint(fields)
         and fields.get("task_name")
-        and _complaint(fields) is None  # else slowly: names in another case, nulls, or a real fault
     ):
         return Message(**fields, text=text)
-    found = _read(whole, _MESSAGE)
-    values = found.checked("task_name")
-    return Message(task_name=found.values["task_name"], **values, text=text)
+    # The slow way: a name in another case, a null, a key of ours of a wrong type, a real fault.
+    return Message(**_read(whole, _MESSAGE).checked("task_name"), text=text)
 
 
 def salvage(body: bytes) -> Message:
@@ -280,11 +262,8 @@ def decode_delayed(member: bytes) -> DelayedMessage:
     """The call in a member of the delayed set; InvalidTaskPayloadError if it is none."""
     text = _text(member)
     found = _read(_paired(text), _MEMBER)
-    values = found.checked("task")
     payload_text = found.texts.get("payload", "null")
-    return DelayedMessage(
-        task_name=found.values["task"], **values, text=text, payload_text=payload_text
-    )
+    return DelayedMessage(**found.checked("task"), text=text, payload_text=payload_text)
 
 
 def members(text: str) -> list[tuple[str, str]]:
@@ -404,7 +383,11 @@ def rewrite(text: str, changes: Mapping[str, Any]) -> str:
     Every other member keeps its text. The seven fields are found in any letter case, as the reader
     finds them; all other keys are taken as they stand.
     """
-    left = {key: f'"{key}":{_dumps(value)}' for key, value in changes.items() if value is not None}
+    left = {
+        key: f"{_quoted(key)}:{_dumps(value)}"
+        for key, value in changes.items()
+        if value is not None
+    }
     parts: list[str] = []
     for key, _, member, _ in _spans(text):
         name = key.casefold() if key.casefold() in _MESSAGE else key
@@ -458,13 +441,16 @@ def from_delayed(
     """
     found = _read(text, _MEMBER)
     found.checked("task")
-    texts = {"reservation_timeout": f"{reservation_timeout_ns:d}", "payload": "null", **found.texts}
-    if not found.values.get("unique"):
-        values = (False, 0, "", "") if unique is None else (True, *unique)
-        texts |= {field: _dumps(value) for field, value in zip(_UNIQUE, values, strict=True)}
-    texts["task_name"] = texts["task"]
-    known = (*_FIELDS, "id") if "id" in found.values else _FIELDS
-    parts = [f'"{field}":{texts[field]}' for field in known if field in texts]
+    given = (False, 0, "", "") if unique is None else (True, *unique)
+    texts = {field: _dumps(value) for field, value in zip(_UNIQUE, given, strict=True)}
+    if unique is None or found.values.get("unique"):
+        texts |= {field: value for field, value in found.texts.items() if field in _UNIQUE}
+    timeout = found.values.get("reservation_timeout") or reservation_timeout_ns
+    parts = [f'"{field}":{texts[field]}' for field in _UNIQUE]
+    parts.append(f'"reservation_timeout":{timeout:d},"task_name":{found.texts["task"]}')
+    parts.append(f'"payload":{found.texts.get("payload", "null")}')
+    if "id" in found.values:
+        parts.append(f'"id":{found.texts["id"]}')
     parts += [member for key, member in found.extras if key.casefold() not in _MESSAGE]
     return "{" + ",".join(parts) + "}"
 
@@ -475,6 +461,8 @@ def canonical(payload_text: str) -> bytes:
     true, 1, 1.0 and "1" stay different; nothing is normalised.
     """
     try:
-        return _sorted(_load(_paired(payload_text))).encode()
+        value = _load(_paired(payload_text))
+        text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     except RecursionError:
         raise InvalidTaskPayloadError("payload: nested too deeply") from None
+    return text.encode()
