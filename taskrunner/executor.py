@@ -1,0 +1,401 @@
+"""Floor 4: one delivery, from decode to settlement, as named steps.
+
+Owns: the order of the steps, what counts as a failed attempt, and which settlement each end gets. Runs in worker threads
+and never raises: whatever the task, its payload or a hook does ends as one settlement (BL-09, BL-14).
+"""
+
+import logging
+import traceback
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, Final, Protocol
+
+from taskrunner import clock, retry
+from taskrunner.clock import monotonic
+from taskrunner.config import TaskRunnerConfig
+from taskrunner.context import TaskContext, TaskMessage, current
+from taskrunner.delivery import Delivery
+from taskrunner.errors import (
+    InvalidTaskPayloadError,
+    MaxRetryExceededError,
+    TaskExecutionError,
+    TaskNotFoundError,
+    TaskRunnerError,
+    TaskTimeoutError,
+    describe,
+)
+from taskrunner.in_flight import InFlight
+from taskrunner.message import Message, decode
+from taskrunner.reports import Reports
+from taskrunner.settler import Bury, Park, Postpone, Settler, lock_of
+from taskrunner.store import connection
+from taskrunner.store.unique import UniqueLocks
+from taskrunner.task import Registry, Task
+
+_PUT_OFF: Final = 1.0
+"""Seconds a unique delivery waits when another message holds its lock."""
+
+_UNKNOWN_CAP: Final = 60.0
+_LONGEST_TRACEBACK: Final = 20_000
+
+log = logging.getLogger("taskrunner.executor")
+
+
+class Limits(Protocol):
+    """What raises TaskTimeoutError in a task's thread."""
+
+    def run(self, seconds: float, call: Callable[[], object]) -> None:
+        """Call, and raise TaskTimeoutError if that took longer than `seconds`."""
+
+
+class Timings(Protocol):
+    """Where run times are summed."""
+
+    def add(self, task_name: str, seconds: float) -> None:
+        """One run took so long."""
+
+
+class Executor:
+    """Executes deliveries in the calling thread."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        config: TaskRunnerConfig,
+        group: str,
+        reclaim_delay: float,
+        in_flight: InFlight,
+        settler: Settler,
+        locks: UniqueLocks,
+        limits: Limits,
+        timings: Timings,
+        reports: Reports,
+        confirm: Callable[[], None],
+        renew_early: Callable[[], None],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._registry = registry
+        self._config = config
+        self._group = group
+        self._reclaim_delay = reclaim_delay
+        self._in_flight = in_flight
+        self._settle = settler.put
+        self._locks = locks
+        self._limits = limits
+        self._timings = timings
+        self._reports = reports
+        self._confirm = confirm
+        self._renew_early = renew_early
+        self._stopping = stopping
+        self._third = reclaim_delay / 3
+
+    def __call__(self, delivery: Delivery) -> None:
+        """Execute one delivery and hand it to the settler. Never raises."""
+        try:
+            self._execute(delivery)
+        except (
+            BaseException
+        ) as error:  # our own fault, or no memory: the message comes back, its neighbours go on
+            log.error(
+                "entry %s could not be handled and will be tried again: %s",
+                delivery.entry_id.decode(),
+                describe(error),
+                extra={"action": "service_error"},
+                exc_info=error,
+            )
+            self._reports.add("service_error", error)
+            delivery.settlement = Park(due=monotonic() + self._reclaim_delay)
+            self._settle(delivery)
+
+    # --- the steps ---
+
+    def _execute(self, delivery: Delivery) -> None:
+        now = monotonic()
+        if delivery.lost:
+            return
+        if now - delivery.confirmed > self._reclaim_delay:
+            self._set_aside(delivery)  # a paused process, a long outage: it may be another's by now
+            return
+        delivery.started = now
+        message = delivery.message
+        if message is None:
+            try:
+                if delivery.body is None:
+                    names = ", ".join(repr(name)[1:60] for name in delivery.fields[::2][:5])
+                    raise InvalidTaskPayloadError(f"the entry has no field 'payload', only {names}")
+                message = delivery.message = decode(delivery.body)
+            except InvalidTaskPayloadError as error:
+                self._fail_for_good(delivery, error, attempts=delivery.count, spent=delivery.count)
+                return
+        if message.only_group is not None and message.only_group != self._group:
+            self._settle(delivery)  # a retry or a requeued letter of another group: not ours to run
+            return
+        task = self._registry.get(message.task_name)
+        if task is None:
+            self._unknown(delivery, message)
+            return
+        attempt = message.attempt + delivery.count
+        most = task.max_retry + task.max_lost
+        if attempt > most:
+            error = MaxRetryExceededError(
+                f"task {task.name!r}: delivery {attempt} is beyond max_retry={task.max_retry} + "
+                f"max_lost={task.max_lost}; the ones before were lost with its process, it may never have started"
+            )
+            self._fail_for_good(delivery, error, attempts=attempt - 1, spent=most)
+            return
+        if message.unique and not self._may_start(delivery, message):
+            return
+        if 0 < message.reservation_timeout < self._third * 1e9:
+            self._renew_early()
+        self._run(delivery, message, task, attempt)
+
+    def _set_aside(self, delivery: Delivery) -> None:
+        """The heartbeat asks who owns it, and submits it again if it is ours."""
+        delivery.waiting = True
+        self._confirm()
+
+    def _may_start(self, delivery: Delivery, message: Message) -> bool:
+        """Hold the unique lock, or put the delivery off, uncounted."""
+        lock = lock_of(message, max(1, message.unique_for) * 1000)
+        try:
+            if lock is None or self._locks.hold(lock):
+                return True
+        except Exception as error:
+            if not connection.outage(error):
+                raise
+            delivery.confirmed = 0.0  # Redis is away: as good as unconfirmed
+            self._set_aside(delivery)
+            return False
+        delivery.settlement = Park(due=monotonic() + _PUT_OFF, count=max(0, delivery.count - 1))
+        self._settle(delivery)
+        return False
+
+    def _run(self, delivery: Delivery, message: Message, task: Task[Any], attempt: int) -> None:
+        entry_id = delivery.entry_id.decode()
+        message_id = message.id or entry_id
+        context = TaskContext(
+            id=message_id,
+            entry_id=entry_id,
+            name=task.name,
+            attempt=attempt,
+            max_retry=task.max_retry,
+            enqueued_at=message.enqueued_at,
+            message=_task_message(delivery, message, attempt),
+            lost=lambda: delivery.lost,
+            stopping=self._stopping,
+        )
+        debug = log.isEnabledFor(logging.DEBUG)
+        if debug:
+            log.debug(
+                "task %s started, attempt %d, message %s", task.name, attempt, message_id,
+                extra={"action": "task_started"},
+            )  # fmt: skip
+        error = Context().run(self._call, task, context, message.payload)
+        if error is not None:
+            self._failed(delivery, message, task, attempt, error)
+            return
+        self._settle(delivery)
+        if debug:
+            log.debug(
+                "task %s succeeded, message %s", task.name, message_id,
+                extra={"action": "task_succeeded"},
+            )  # fmt: skip
+
+    def _call(self, task: Task[Any], context: TaskContext, payload: Any) -> BaseException | None:
+        """Run the task between its hooks, in a context of its own; return what it raised."""
+        current.set(context)
+        config = self._config
+        if config.before_task is not None:
+            self._hook("before_task", config.before_task, context)
+        error: BaseException | None = None
+        started = monotonic()
+        try:
+            if task.time_limit is None:
+                task.call(payload)
+            else:
+                self._limits.run(task.time_limit, lambda: task.call(payload))
+        except BaseException as raised:  # whatever a task raises is one failed attempt
+            error = raised
+        self._timings.add(task.name, monotonic() - started)
+        if config.after_task is not None:
+            self._hook("after_task", config.after_task, context, error)
+        return error
+
+    def _hook(self, name: str, hook: Callable[..., object], *args: Any) -> None:
+        try:
+            hook(*args)
+        except BaseException as error:  # a hook is the application's: its faults are not the task's
+            log.error(
+                "%s raised: %s",
+                name,
+                describe(error),
+                extra={"action": "service_error"},
+                exc_info=error,
+            )
+            self._reports.add("service_error", error)
+
+    # --- the ends ---
+
+    def _failed(
+        self,
+        delivery: Delivery,
+        message: Message,
+        task: Task[Any],
+        attempt: int,
+        error: BaseException,
+    ) -> None:
+        if delivery.lost:
+            self._in_flight.remove(delivery)
+            return
+        if retry.is_final(error, attempt, task.max_retry):
+            failure = (
+                error
+                if isinstance(error, TaskTimeoutError)
+                else TaskExecutionError(task.name, error)
+            )
+            self._fail_for_good(
+                delivery, failure, attempts=attempt, spent=task.max_retry + task.max_lost
+            )
+            return
+        delay, problem = retry.delay_for(task.retry_delay, attempt, error)
+        message_id = message.id or delivery.entry_id.decode()
+        if problem is not None:
+            log.error(
+                "task %s: its retry_delay gave no duration, the default backoff holds: %s",
+                task.name, describe(problem), extra={"action": "service_error"},
+            )  # fmt: skip
+            self._reports.add("service_error", problem, task_name=task.name, message_id=message_id)
+        log.warning(
+            "task %s failed on attempt %d of %d, again in %.3g s, message %s: %s",
+            task.name, attempt, task.max_retry, delay, message_id, describe(error),
+            extra={"action": "task_retry"},
+        )  # fmt: skip
+        self._reports.add(
+            "task_retry",
+            TaskExecutionError(task.name, error),
+            task_name=task.name,
+            message_id=message_id,
+        )
+        due = monotonic() + delay
+        keep = float(message.unique_for)
+        if delay <= self._reclaim_delay:
+            delivery.settlement = Park(due=due, keep_lock=keep)
+        else:
+            delivery.settlement = Postpone(due=due, attempt=attempt, keep_lock=keep)
+        self._settle(delivery)
+
+    def _unknown(self, delivery: Delivery, message: Message) -> None:
+        """A newer instance may know the task: it goes around, its attempts unspent, for a bounded number of times."""
+        moves = message.unknown + 1
+        if moves > self._config.unknown_task_deliveries:
+            error = TaskNotFoundError(
+                f"no instance of group {self._group!r} registered a task {message.task_name!r} in {message.unknown} "
+                "tries: check the name, and that the worker imports the module that defines it"
+            )
+            self._fail_for_good(delivery, error, attempts=message.attempt, spent=10**6)
+            return
+        delay = min(_UNKNOWN_CAP, 2.0 ** min(message.unknown, 10))
+        log.warning(
+            "task %r is not registered here; message %s is put back for %d s (%d of %d)",
+            message.task_name, message.id or delivery.entry_id.decode(), delay, moves,
+            self._config.unknown_task_deliveries, extra={"action": "task_unknown"},
+        )  # fmt: skip
+        delivery.settlement = Postpone(
+            due=monotonic() + delay,
+            attempt=message.attempt + delivery.count - 1,
+            unknown=moves,
+            keep_lock=float(message.unique_for),
+        )
+        self._settle(delivery)
+
+    def _fail_for_good(
+        self, delivery: Delivery, error: TaskRunnerError, *, attempts: int, spent: int
+    ) -> None:
+        """Hand it to the failed-task handler, or to the dead letters.
+
+        `spent` is the attempt after which only the handler is called.
+        """
+        if delivery.lost:
+            self._in_flight.remove(delivery)
+            return
+        message = delivery.message
+        name = message.task_name if message else ""
+        message_id = (message.id if message else None) or delivery.entry_id.decode()
+        log.error(
+            "task %s failed for good after %d attempts, message %s: %s",
+            name or "(undecodable)", attempts, message_id, describe(error), extra={"action": "task_failed"},
+        )  # fmt: skip
+        self._reports.add("task_failed", error, task_name=name or None, message_id=message_id)
+        handler = self._config.failed_task_handler
+        if handler is None:
+            delivery.settlement = Bury(_letter(delivery, error, name, message_id, attempts))
+        else:
+            try:
+                argument = _task_message(delivery, message, attempts)
+                Context().run(handler, argument, error)
+            except (
+                BaseException
+            ) as raised:  # the handler is the application's; the message waits for its next try
+                log.error(
+                    "failed_task_handler raised for task %s, called again in %.3g s, message %s: %s",
+                    name, self._reclaim_delay, message_id, describe(raised),
+                    extra={"action": "service_error"}, exc_info=raised,
+                )  # fmt: skip
+                self._reports.add(
+                    "service_error", raised, task_name=name or None, message_id=message_id
+                )
+                delivery.settlement = Park(
+                    due=monotonic() + self._reclaim_delay,
+                    count=max(delivery.count, spent - (message.attempt if message else 0)),
+                    keep_lock=float(message.unique_for) if message else 0.0,
+                )
+        self._settle(delivery)
+
+
+def _task_message(delivery: Delivery, message: Message | None, attempt: int) -> TaskMessage:
+    entry_id = delivery.entry_id.decode()
+    if message is None:
+        return TaskMessage(
+            id=entry_id,
+            entry_id=entry_id,
+            task_name="",
+            payload=None,
+            attempt=attempt,
+            unique_key=None,
+            enqueued_at=None,
+            raw=(delivery.body or b"").decode(errors="replace"),
+        )
+    return TaskMessage(
+        id=message.id or entry_id,
+        entry_id=entry_id,
+        task_name=message.task_name,
+        payload=message.payload,
+        attempt=attempt,
+        unique_key=message.lock_name,
+        enqueued_at=message.enqueued_at,
+        raw=message.text,
+    )
+
+
+def _letter(
+    delivery: Delivery, error: TaskRunnerError, name: str, message_id: str, attempts: int
+) -> tuple[tuple[str, str], ...]:
+    """The fields of a dead letter; the message's own text is copied beside them by the server."""
+    cause = error.__cause__ if isinstance(error, TaskExecutionError) and error.__cause__ else error
+    try:
+        trace = "".join(traceback.format_exception(cause))[-_LONGEST_TRACEBACK:]
+    except BaseException:  # formatting runs the exception's own code
+        trace = ""
+    fields = [
+        ("task_name", name),
+        ("message_id", message_id),
+        ("error_type", type(cause).__name__),
+        ("error", describe(error)),
+        ("traceback", trace.encode("utf-8", "replace").decode()),
+        ("attempts", str(attempts)),
+        ("failed_at", f"{clock.now():.6f}"),
+    ]
+    if delivery.body is None:
+        fields.append(("fields", repr(delivery.fields)[:10_000]))
+    return tuple(fields)

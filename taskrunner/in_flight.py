@@ -1,0 +1,85 @@
+"""Floor 3: what this process holds, from fetch to settlement; the heartbeat renews this table.
+
+Every step is one operation on a dict, so no lock stands between fetchers, workers, settler and heartbeat.
+"""
+
+from taskrunner.clock import monotonic
+from taskrunner.delivery import Delivery
+
+
+class InFlight:
+    """The deliveries of one stream that this process answers for."""
+
+    def __init__(self) -> None:
+        self._table: dict[bytes, Delivery] = {}
+
+    def add(self, delivery: Delivery) -> bool:
+        """Take a delivery in; False where its entry is held already: then that one goes on under the new delivery.
+
+        An entry comes twice when the group was lost and made again while we worked on it.
+        """
+        held = self._table.setdefault(delivery.entry_id, delivery)
+        if held is delivery:
+            return True
+        held.consumer, held.count = delivery.consumer, delivery.count
+        held.confirmed, held.lost = delivery.confirmed, False
+        return False
+
+    def remove(self, delivery: Delivery) -> None:
+        """It is settled, or known to be another's."""
+        if self._table.get(delivery.entry_id) is delivery:
+            del self._table[delivery.entry_id]
+
+    def remove_ids(self, entry_ids: list[bytes]) -> None:
+        """These are settled."""
+        pop = self._table.pop
+        for entry_id in entry_ids:
+            pop(entry_id, None)
+
+    def __contains__(self, entry_id: bytes) -> bool:
+        return entry_id in self._table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def snapshot(self) -> list[Delivery]:
+        """All of them, at one instant."""
+        return list(self._table.values())
+
+    def bytes(self) -> int:
+        """Size of the bodies held."""
+        return sum(len(delivery.body) for delivery in self.snapshot() if delivery.body)
+
+    def oldest_confirmation(self) -> float:
+        """When the longest unconfirmed one was last known to be ours; now where nothing is held."""
+        return min((delivery.confirmed for delivery in self.snapshot()), default=monotonic())
+
+
+class ByteBudget:
+    """How many entries a read may ask for: Redis bounds a reply by entries, never by bytes.
+
+    The largest entry seen lately stands for the next ones; each read that brings smaller ones halves it.
+    """
+
+    LIMIT = 64 * 1024 * 1024
+
+    def __init__(self, in_flight: InFlight, largest: int) -> None:
+        self._in_flight = in_flight
+        self._largest = largest
+        self._seen = False
+
+    def allow(self, wanted: int) -> int:
+        """At most `wanted`, at least 1."""
+        largest = self._largest
+        if (len(self._in_flight) + wanted) * largest <= self.LIMIT:
+            return wanted
+        return max(1, min(wanted, (self.LIMIT - self._in_flight.bytes()) // max(1, largest)))
+
+    def saw(self, batch: list[Delivery]) -> None:
+        """Learn from a batch."""
+        if batch:
+            largest = max(len(delivery.body or b"") for delivery in batch)
+            self._largest = max(largest, self._largest // 2, 256)

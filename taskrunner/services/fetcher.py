@@ -1,0 +1,144 @@
+"""Floor 4: takes new messages from the stream, as many as the pool has room for.
+
+Owns one blocking connection and one consumer. Leaves to the pool how much room there is, and to `unseen` what was
+delivered to this consumer without ever arriving.
+"""
+
+from contextlib import suppress
+from typing import Any, Final
+
+from taskrunner import keys
+from taskrunner.in_flight import ByteBudget, InFlight
+from taskrunner.reports import Health
+from taskrunner.service import Service
+from taskrunner.services.instance_heartbeat import InstanceHeartbeat
+from taskrunner.settler import Settler
+from taskrunner.store import connection
+from taskrunner.store.connection import Link
+from taskrunner.store.group import ConsumerGroup
+from taskrunner.unseen import park_unseen
+from taskrunner.worker_pool import WorkerPool
+
+_UNBLOCK_TIMEOUT: Final = 0.3
+
+
+class Fetcher(Service):
+    """XREADGROUP for one consumer."""
+
+    jitter = 0.0
+
+    def __init__(
+        self,
+        health: Health,
+        *,
+        number: int,
+        deliveries: ConsumerGroup,
+        instance: InstanceHeartbeat,
+        in_flight: InFlight,
+        pool: WorkerPool,
+        settler: Settler,
+        budget: ByteBudget,
+        batch_size: int,
+        block: float,
+    ) -> None:
+        super().__init__(f"fetcher-{number}", health)
+        self._number = number
+        self._deliveries = deliveries
+        self._instance = instance
+        self._in_flight = in_flight
+        self._pool = pool
+        self._settler = settler
+        self._budget = budget
+        self._batch_size = batch_size
+        self._block_ms = max(1, round(block * 1000))
+        connections = deliveries.connections
+        self._link: Link = connections.open(read_timeout=block + connections.timeout)
+        self._client_id: Any = None
+        self._read_as: set[tuple[str, str]] = set()  # (host, consumer) that a reply may have missed
+        self.last_read_empty = False
+
+    def tick(self) -> float:
+        host = self._instance.host
+        if host is None:
+            return 0.02
+        if self._settler.congested():
+            return 0.1
+        room = self._pool.room_for_new()
+        if room == 0:
+            self._pool.wait_for_room(0.1)
+            return 0.0
+        for missed in list(self._read_as):
+            self._recover(*missed)
+        self._read(host, min(room, self._batch_size))
+        return 0.0
+
+    def _read(self, host: str, room: int) -> None:
+        consumer = keys.consumer(self._deliveries.name, host, self._number)
+        count = self._budget.allow(room)
+        if not self._link.connected:
+            self._client_id = self._ask_id()
+        self._pool.reading(count)
+        try:
+            batch = self._deliveries.read(self._link, consumer, count, self._block_ms)
+        except Exception as error:
+            if self._stopping and connection.lost(error):  # we were told to stop waiting
+                self._read_as.add((host, consumer))
+                return
+            if connection.missing_group(error):
+                self._deliveries.create()
+                return
+            if connection.lost(error):
+                self._read_as.add((host, consumer))
+            raise
+        finally:
+            self._pool.reading(-count)
+        self.last_read_empty = not batch
+        if batch:
+            self._budget.saw(batch)
+            add = self._in_flight.add
+            self._pool.submit([delivery for delivery in batch if add(delivery)])
+
+    def _ask_id(self) -> Any:
+        try:
+            return self._link.call("CLIENT", "ID")
+        except Exception as error:
+            if connection.lost(error):
+                raise
+            return None  # not allowed to ask: `unblock` closes the socket instead
+
+    def _recover(self, host: str, consumer: str) -> None:
+        park_unseen(
+            self._deliveries,
+            self._in_flight,
+            consumer=consumer,
+            host=host,
+            instance_id=self._instance.instance_id,
+        )
+        self._read_as.discard((host, consumer))
+
+    def unblock(self) -> None:
+        """End the present blocking read; called again until the thread is gone."""
+        self._pool.wake()
+        if self._client_id is not None:
+            link = self._deliveries.connections.open(read_timeout=_UNBLOCK_TIMEOUT)
+            try:
+                link.call("CLIENT", "UNBLOCK", self._client_id)
+                return
+            except Exception:  # Redis is silent, or forbids it
+                pass
+            finally:
+                link.close()
+        self._link.interrupt()
+
+    def interrupt(self) -> None:
+        """End the present read though Redis does not answer."""
+        self._link.interrupt()
+
+    def close(self) -> None:
+        self._link.close()
+        host = self._instance.host
+        if host is not None:
+            self._read_as.add((host, keys.consumer(self._deliveries.name, host, self._number)))
+        for missed in list(self._read_as):
+            with suppress(Exception):  # what can't be parked now is reclaimed when it is overdue
+                self._recover(*missed)

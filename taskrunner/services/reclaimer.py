@@ -1,0 +1,280 @@
+"""Floor 4: takes over what nobody looks after: retries that are due, hand-backs, and deliveries whose holder went silent.
+
+Owns a consumer of its own and the heap of retries this instance parked, which it claims by id when they are due. The scan
+for overdue entries is the net for everything else.
+"""
+
+import heapq
+import logging
+import threading
+from typing import Final
+
+from taskrunner import keys
+from taskrunner.clock import jittered, monotonic
+from taskrunner.delivery import Delivery
+from taskrunner.in_flight import ByteBudget, InFlight
+from taskrunner.reports import Health
+from taskrunner.service import Service
+from taskrunner.services.delivery_heartbeat import DeliveryHeartbeat
+from taskrunner.services.fetcher import Fetcher
+from taskrunner.services.instance_heartbeat import InstanceHeartbeat
+from taskrunner.settler import Settler
+from taskrunner.store import connection
+from taskrunner.store.group import Claimed, ConsumerGroup, Pending
+from taskrunner.store.instances import Instances, is_ours
+from taskrunner.unseen import park_unseen
+from taskrunner.worker_pool import WorkerPool
+
+_SCAN: Final = 1.0
+_PAGE: Final = 100
+_NO_ROOM: Final = 0.01
+
+log = logging.getLogger("taskrunner.reclaimer")
+
+
+class Reclaimer(Service):
+    """XPENDING and XCLAIM, by one thread."""
+
+    jitter = 0.0
+
+    def __init__(
+        self,
+        health: Health,
+        *,
+        number: int,
+        deliveries: ConsumerGroup,
+        instance: InstanceHeartbeat,
+        instances: Instances,
+        in_flight: InFlight,
+        pool: WorkerPool,
+        settler: Settler,
+        heartbeat: DeliveryHeartbeat,
+        fetchers: list[Fetcher],
+        budget: ByteBudget,
+        reclaim_delay: float,
+    ) -> None:
+        super().__init__("reclaimer", health)
+        self._number = number
+        self._deliveries = deliveries
+        self._instance = instance
+        self._instances = instances
+        self._in_flight = in_flight
+        self._pool = pool
+        self._settler = settler
+        self._heartbeat = heartbeat
+        self._fetchers = fetchers
+        self._budget = budget
+        self._reclaim_delay = reclaim_delay
+        self._retries: list[tuple[float, bytes]] = []  # (due, entry id), a heap
+        self._lock = threading.Lock()
+        self._next_scan = 0.0
+        self._cursor = b"-"
+        self._more = False  # overdue entries wait for room
+        self._gated = False  # orphans wait for the one that runs alone
+        self._alone: Delivery | None = None
+        self._missed: set[tuple[str, str]] = set()
+        self._was_away = False
+        self.reclaimed = 0
+
+    # --- for others ---
+
+    def schedule(self, entry_id: bytes, due: float) -> None:
+        """A retry was parked: claim it by id when it is due."""
+        with self._lock:
+            heapq.heappush(self._retries, (due, entry_id))
+            first = self._retries[0][1] == entry_id
+        if first:
+            self.wake()
+
+    def settled_alone(self) -> None:
+        """The orphan that ran alone is settled: the next one may come."""
+        self.wake()
+
+    # --- the round ---
+
+    def tick(self) -> float:
+        host = self._instance.host
+        if host is None:
+            return 0.02
+        if self._backoff.waiting:
+            # After an outage everything looks overdue: the holders renew first.
+            self._was_away = True
+        now = monotonic()
+        if self._was_away:
+            self._instances.server_time()
+            self._was_away = False
+            self._next_scan = now + min(self._reclaim_delay / 3, 3.0)
+        if now - self._in_flight.oldest_confirmation() > self._reclaim_delay / 2:
+            self._heartbeat.wake()
+            return 0.05
+        if self._settler.congested():
+            return 0.1
+        for missed in list(self._missed):
+            park_unseen(
+                self._deliveries, self._in_flight, consumer=missed[1], host=missed[0],
+                instance_id=self._instance.instance_id,
+            )  # fmt: skip
+            self._missed.discard(missed)
+        full = self._claim_due_retries(host, now)
+        if now >= self._next_scan or self._more or (self._gated and self._may_run_alone(now)):
+            full = self._scan(host, now) or full
+        return self._pause(full)
+
+    def close(self) -> None:
+        host = self._instance.host
+        if host is not None:
+            self._missed.add((host, self._consumer(host)))
+        for missed in list(self._missed):
+            try:
+                park_unseen(
+                    self._deliveries, self._in_flight, consumer=missed[1], host=missed[0],
+                    instance_id=self._instance.instance_id,
+                )  # fmt: skip
+            except Exception:  # what can't be parked now is reclaimed when it is overdue
+                return
+
+    def _consumer(self, host: str) -> str:
+        return keys.consumer(self._deliveries.name, host, self._number)
+
+    def _pause(self, full: bool) -> float:
+        if full:
+            return _NO_ROOM
+        now = monotonic()
+        with self._lock:
+            due = self._retries[0][0] if self._retries else now + _SCAN
+        return max(0.0, min(due, self._next_scan) - now)
+
+    def _claim_due_retries(self, host: str, now: float) -> bool:
+        """Claim our own parked retries by id; whether some had to wait for room."""
+        room = self._pool.room_for_old()
+        ids: list[bytes] = []
+        with self._lock:
+            while self._retries and self._retries[0][0] <= now:
+                if len(ids) >= room:
+                    break
+                ids.append(heapq.heappop(self._retries)[1])
+            waiting = bool(self._retries) and self._retries[0][0] <= now
+        if ids:
+            try:
+                results = self._claim(ids, host)
+            except Exception:
+                with self._lock:
+                    for entry_id in ids:
+                        heapq.heappush(self._retries, (now, entry_id))
+                raise
+            for result in results:
+                parked = keys.parse_consumer(self._deliveries.name, result.former)
+                if result.early_ms is not None and parked and parked[1] == keys.PARKING:
+                    self.schedule(result.entry_id, monotonic() + (result.early_ms + 1) / 1000)
+        return waiting
+
+    def _scan(self, host: str, now: float) -> bool:
+        """Look at one page of overdue entries and claim what may be claimed; whether room ran out."""
+        room = self._pool.room_for_old()
+        if room == 0:
+            if now >= self._next_scan:
+                self._next_scan = now + jittered(self._interval())
+                self._more = self._more or bool(self._deliveries.overdue(b"-", 1)[0])
+                self._pool.overdue(self._more)
+            return self._more
+        if not self._more:
+            self._cursor, self._gated = b"-", False
+        rows, following = self._deliveries.overdue(self._cursor, max(room, _PAGE))
+        chosen: list[Pending] = []
+        alone = self._orphans(rows)
+        rest: bytes | None = following
+        for row in rows:
+            if row.entry_id in self._in_flight:
+                continue
+            if len(chosen) == room:
+                rest = row.entry_id
+                break
+            if row.entry_id in alone:
+                if not self._may_run_alone(now) or any(r.entry_id in alone for r in chosen):
+                    self._gated = True
+                    continue
+            chosen.append(row)
+        if chosen:
+            for result in self._claim([row.entry_id for row in chosen], host, alone):
+                if result.delivery is not None:
+                    self._log(result)
+        self._more = rest is not None
+        self._cursor = rest if rest is not None else b"-"
+        self._pool.overdue(self._more)
+        if not self._more:
+            self._next_scan = monotonic() + jittered(self._interval())
+        return self._more
+
+    def _interval(self) -> float:
+        """Every second with nothing else to do, else the group's pace: one scan a second over all instances."""
+        idle = self._pool.free > 0 and all(fetcher.last_read_empty for fetcher in self._fetchers)
+        return _SCAN if idle else _SCAN * max(1, self._instance.replications)
+
+    def _orphans(self, rows: list[Pending]) -> set[bytes]:
+        """Ids among the rows that may have killed their process: delivered twice or more, their reader's host dead.
+
+        Also those of a living instance of this library: it renews all it holds, so it does not hold these. A Go host
+        leaves failed tasks pending on purpose.
+        """
+        hosts: dict[bytes, str] = {}
+        for row in rows:
+            parsed = keys.parse_consumer(self._deliveries.name, row.consumer)
+            if row.count >= 2 and parsed is not None and parsed[1] != keys.PARKING:
+                hosts[row.entry_id] = parsed[0]
+        living = self._instances.living(hosts.values())
+        return {
+            entry_id
+            for entry_id, host in hosts.items()
+            if host not in living or is_ours(living[host])
+        }
+
+    def _may_run_alone(self, now: float) -> bool:
+        alone = self._alone
+        if alone is None or alone.entry_id not in self._in_flight:
+            self._alone = None
+            return True
+        return alone.started > 0 and now - alone.started > self._reclaim_delay
+
+    def _claim(self, ids: list[bytes], host: str, alone: set[bytes] | None = None) -> list[Claimed]:
+        consumer = self._consumer(host)
+        results: list[Claimed] = []
+        while ids:
+            count = self._budget.allow(len(ids))
+            page, ids = ids[:count], ids[count:]
+            try:
+                claimed = self._deliveries.claim(page, consumer)
+            except Exception as error:
+                if connection.lost(error):
+                    self._missed.add((host, consumer))
+                raise
+            fresh: list[Delivery] = []
+            for result in claimed:
+                delivery = result.delivery
+                if result.body_gone:
+                    log.warning(
+                        "entry %s was pending without a body (deleted by hand or trimmed): acknowledged",
+                        result.entry_id.decode(),
+                    )
+                if delivery is None:
+                    continue
+                if alone and delivery.entry_id in alone:
+                    delivery.alone = True
+                    self._alone = delivery
+                if self._in_flight.add(delivery):
+                    fresh.append(delivery)
+            self._budget.saw(fresh)
+            self._pool.submit(fresh)
+            results += claimed
+        return results
+
+    def _log(self, result: Claimed) -> None:
+        parsed = keys.parse_consumer(self._deliveries.name, result.former)
+        if parsed is not None and parsed[1] == keys.PARKING:
+            return  # an orderly retry or hand-back
+        self.reclaimed += 1
+        log.info(
+            "entry %s taken over from silent consumer %s",
+            result.entry_id.decode(),
+            result.former,
+            extra={"action": "delivery_reclaimed"},
+        )

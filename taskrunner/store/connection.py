@@ -1,0 +1,311 @@
+"""Floor 2: connections to Redis, and which of its answers are outages.
+
+Owns: our own connections made from the given client's parameters (always RESP2 and bytes, so replies have one shape
+whatever the application chose), every time limit on a socket, the rule "may this be sent again", and the
+classification of Redis's errors. The application's own pool is never borrowed from: a full or closed pool over there
+can't hold up a settlement here.
+"""
+
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
+from redis.retry import Retry as ConnectRetry
+
+from taskrunner.errors import ConfigurationError
+from taskrunner.scripts import Script
+
+Arg = str | bytes | int | float
+
+COMMAND_TIMEOUT: Final = 5.0
+"""Seconds a plain command may take; a shorter `socket_timeout` of the given client holds."""
+
+_KEPT_IDLE: Final = 32
+
+_CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (BusyLoadingError, "LOADING"),
+    (ReadOnlyError, "READONLY"),
+    (OutOfMemoryError, "OOM"),
+    (NoScriptError, "NOSCRIPT"),
+    (NoPermissionError, "NOPERM"),
+    (AuthenticationError, "NOAUTH"),
+)
+
+_OUTAGES: Final = frozenset(
+    "LOADING READONLY MASTERDOWN MISCONF OOM NOGROUP UNBLOCKED NOREPLICAS TRYAGAIN CLUSTERDOWN "
+    "BUSY NOPERM NOAUTH WRONGPASS WRONGTYPE".split()
+)
+_OTHER_SERVER: Final = frozenset("LOADING READONLY MASTERDOWN UNBLOCKED".split())
+
+
+def code(error: BaseException) -> str:
+    """The code Redis put in front of an error ("NOGROUP"), also where redis-py strips it; "" if there is none."""
+    for kind, name in _CODES:
+        if isinstance(error, kind):
+            return name
+    word = str(error).split(" ", 1)[0].rstrip(":")
+    return word if word.isupper() else ""
+
+
+def lost(error: BaseException) -> bool:
+    """Whether the connection failed, so that it is unknown if the command was carried out."""
+    return isinstance(error, ConnectionError | TimeoutError | OSError)
+
+
+def timed_out(error: BaseException) -> bool:
+    """Whether a read ended by its time limit."""
+    return isinstance(error, TimeoutError)
+
+
+def outage(error: BaseException) -> bool:
+    """Whether Redis is away or refuses for now: never the fault of a task or a settlement (semantics §3)."""
+    return lost(error) or (isinstance(error, RedisError) and code(error) in _OUTAGES)
+
+
+def missing_group(error: BaseException) -> bool:
+    """Whether the stream or its group is gone (flush, failover, eviction): it is created again."""
+    return code(error) == "NOGROUP"
+
+
+class Link:
+    """One connection. Not for two threads at once, but `interrupt` may come from any thread."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def call(self, *args: Arg) -> Any:
+        """Send one command and read its reply; an error reply is raised."""
+        connection = self._connection
+        try:
+            connection.send_packed_command(connection.pack_command(*args), check_health=False)
+            return connection.read_response()
+        except ResponseError as error:
+            if code(error) in _OTHER_SERVER:
+                connection.disconnect()
+            raise
+        except (
+            BaseException
+        ):  # also one raised into this thread half way: the reply would meet the next command
+            connection.disconnect()
+            raise
+
+    def calls(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Send several commands in one round trip; an error reply stands in its place in the list."""
+        connection = self._connection
+        replies: list[Any] = []
+        try:
+            packed: list[bytes] = []
+            for command in commands:
+                packed.extend(connection.pack_command(*command))
+            connection.send_packed_command([b"".join(packed)], check_health=False)
+            for _ in commands:
+                try:
+                    replies.append(connection.read_response())
+                except ResponseError as error:
+                    replies.append(error)
+        except BaseException:
+            connection.disconnect()
+            raise
+        if any(
+            isinstance(reply, ResponseError) and code(reply) in _OTHER_SERVER for reply in replies
+        ):
+            connection.disconnect()
+        return replies
+
+    def listen(self) -> Any:
+        """Read what the server sends by itself (pub/sub); the read timeout raises."""
+        try:
+            return self._connection.read_response()
+        except BaseException:
+            self._connection.disconnect()
+            raise
+
+    @property
+    def connected(self) -> bool:
+        """Whether a socket is open."""
+        return self._connection._sock is not None
+
+    def usable(self) -> bool:
+        """Whether the idle connection is open and silent: data or an end of file means the server hung up."""
+        sock = self._connection._sock
+        if sock is None:
+            return False
+        try:
+            poll = select.poll()
+            poll.register(sock, select.POLLIN)
+            return not poll.poll(0)
+        except (OSError, ValueError):
+            return False
+
+    def interrupt(self) -> None:
+        """End a read that another thread is blocked in, at once: it raises `ConnectionError` there."""
+        sock = self._connection._sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket; the next call opens a new one."""
+        with suppress(Exception):
+            self._connection.disconnect()
+
+
+class Connections:
+    """Our connections to one Redis: a last-in first-out store of idle links, and dedicated ones for blocking reads.
+
+    Making one sends nothing. A forked child starts with no links: sockets, and replies on their way, stay the
+    parent's.
+    """
+
+    def __init__(self, client: "redis.Redis | str") -> None:
+        if isinstance(client, str):
+            client = _from_url(client)
+        pool = getattr(client, "connection_pool", None)
+        if pool is None:
+            raise ConfigurationError(
+                f"client={type(client).__name__} has no connection pool: pass a redis.Redis (plain, TLS or made by "
+                "Sentinel) or a URL; Redis Cluster is not supported"
+            )
+        self._pool = pool  # kept alive: Sentinel-made connections ask it for the primary's address
+        self._kwargs = _own_parameters(pool.connection_kwargs)
+        self.timeout: float = self._kwargs["socket_timeout"]
+        self._idle: deque[Link] = deque()
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<Connections to {self.address}>"
+
+    @property
+    def address(self) -> str:
+        """Where the server is, without credentials."""
+        kwargs = self._kwargs
+        if "path" in kwargs:
+            return f"unix:{kwargs['path']}"
+        if "connection_pool" in kwargs:
+            return f"sentinel service {getattr(self._pool, 'service_name', '?')}"
+        return f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{kwargs.get('db', 0) or 0}"
+
+    def open(self, *, read_timeout: float | None = None) -> Link:
+        """A link of one's own, not connected yet; `read_timeout` seconds where a read blocks on purpose."""
+        kwargs = self._kwargs
+        if read_timeout is not None:
+            kwargs = {**kwargs, "socket_timeout": read_timeout}
+        return Link(self._pool.connection_class(**kwargs))
+
+    def call(self, *args: Arg) -> Any:
+        """One command on an idle link. Sent once: a lost reply raises, nothing is sent again."""
+        link = self._take()
+        try:
+            reply = link.call(*args)
+        except ResponseError:
+            self._give(link)
+            raise
+        self._give(link)
+        return reply
+
+    def calls(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Several commands in one round trip; error replies stand in their places."""
+        link = self._take()
+        replies = link.calls(commands)
+        self._give(link)
+        return replies
+
+    def run(self, script: Script, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """One Lua step, by its hash; NOSCRIPT means that nothing ran, so the text is sent then."""
+        link = self._take()
+        try:
+            reply = run(link, script, keys, args)
+        except ResponseError:
+            self._give(link)
+            raise
+        self._give(link)
+        return reply
+
+    def close(self) -> None:
+        """Close every idle link. Later calls open new ones."""
+        while self._idle:
+            with suppress(IndexError):
+                self._idle.pop().close()
+
+    def _take(self) -> Link:
+        if os.getpid() != self._pid:
+            self._pid = os.getpid()
+            self._idle = deque()
+        while True:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return self.open()
+            if link.usable():
+                return link
+            link.close()
+
+    def _give(self, link: Link) -> None:
+        if link.connected and len(self._idle) < _KEPT_IDLE and os.getpid() == self._pid:
+            self._idle.append(link)
+        else:
+            link.close()
+
+
+def run(link: Link, script: Script, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+    """One Lua step on a given link."""
+    try:
+        return link.call("EVALSHA", script.sha, len(keys), *keys, *args)
+    except NoScriptError:
+        return link.call("EVAL", script.text, len(keys), *keys, *args)
+
+
+def _from_url(url: str) -> "redis.Redis":
+    try:
+        return redis.Redis.from_url(url)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"client={_masked(url)!r} is not a Redis URL (redis://, rediss:// or unix://): {error}"
+        ) from None
+
+
+def _masked(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    credentials, at, place = rest.rpartition("@")
+    return f"{scheme}{separator}***@{place}" if at and credentials else url
+
+
+def _own_parameters(given: dict[str, Any]) -> dict[str, Any]:
+    kwargs = {
+        name: value
+        for name, value in given.items()
+        if not name.startswith("maint_notifications")
+        and name not in ("himport_registry", "event_dispatcher")
+    }
+    read, connect = given.get("socket_timeout"), given.get("socket_connect_timeout")
+    kwargs.update(
+        protocol=2,
+        decode_responses=False,
+        socket_timeout=min(read or COMMAND_TIMEOUT, COMMAND_TIMEOUT),
+        socket_connect_timeout=min(connect or COMMAND_TIMEOUT, COMMAND_TIMEOUT),
+        retry=ConnectRetry(NoBackoff(), 0),
+        retry_on_timeout=False,
+        retry_on_error=[],
+        health_check_interval=0,
+    )
+    return kwargs

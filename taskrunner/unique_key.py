@@ -1,0 +1,24 @@
+"""Floor 3: what makes two messages of a unique task the same: the name of their lock."""
+
+from hashlib import sha256
+from typing import Any
+
+from taskrunner.message import canonical
+from taskrunner.task import Task
+
+
+def lock_name(task: Task[Any], payload: Any, payload_text: str) -> str:
+    """The lock's name for a payload: the task's name, with the key where the task has one.
+
+    Raises what the task's key function raises, and TypeError where that returns no str.
+    """
+    if task.unique_key is None:
+        return task.name
+    if task.unique_key == "payload":
+        return f"{task.name}:{sha256(canonical(payload_text)).hexdigest()}"
+    key = task.unique_key(payload)
+    if not isinstance(key, str):
+        raise TypeError(
+            f"unique_key of task {task.name!r} returned {type(key).__name__}, a str is needed"
+        )
+    return f"{task.name}:{key}"

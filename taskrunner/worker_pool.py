@@ -1,0 +1,257 @@
+"""Floor 3: resizable threads behind a hand-off; the pool knows its free slots and its pace.
+
+Owns the worker threads. What a worker does with a delivery is the executor's business; how many deliveries may wait here
+is decided by `room`, which fetchers and the reclaimer ask before they take anything from Redis.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from taskrunner.clock import monotonic
+from taskrunner.delivery import Delivery
+
+_WINDOW: Final = 0.1
+"""Seconds: what the pool gets through in this time may wait in the buffer (semantics §3, Fetching)."""
+
+
+class _Slot:
+    """One worker thread's place; only that thread writes here, so counting needs no lock."""
+
+    __slots__ = ("delivery", "ended", "thread")
+
+    def __init__(self) -> None:
+        self.delivery: Delivery | None = None
+        self.ended = 0
+        self.thread: threading.Thread | None = None
+
+
+class WorkerPool:
+    """Threads that run deliveries."""
+
+    def __init__(self, execute: Callable[[Delivery], None], *, size: int, batch_size: int) -> None:
+        self._execute = execute
+        self._target = size
+        self._batch_size = batch_size
+        self._queue: SimpleQueue[Delivery | None] = SimpleQueue()
+        self._slots: list[_Slot] = []
+        self._ended_before = 0  # by threads that are gone
+        self._samples: deque[tuple[float, int]] = deque()
+        self._lock = threading.Lock()  # size and samples
+        self._low_water = (
+            -1
+        )  # workers signal room when no more than this many wait; -1: nobody asked
+        self._roomy = threading.Event()
+        self._reading = 0  # asked for by fetchers, not here yet
+        self._overdue = False
+        self._turn_of_old = False
+        self._running = False
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._running = True
+        self.ensure()
+
+    def ensure(self) -> None:
+        """Have as many living threads as the size says: the watchdog's call as well as `resize`'s."""
+        with self._lock:
+            if not self._running:
+                return
+            for slot in [
+                slot for slot in self._slots if slot.thread and not slot.thread.is_alive()
+            ]:
+                self._retire(slot)
+            while len(self._slots) < self._target:
+                slot = _Slot()
+                slot.thread = threading.Thread(
+                    target=self._work,
+                    args=(slot,),
+                    name=f"taskrunner-worker-{len(self._slots) + 1}",
+                    daemon=True,
+                )
+                self._slots.append(slot)
+                slot.thread.start()
+
+    def resize(self, size: int) -> None:
+        """Grow by starting threads, shrink by letting idle ones end; a running task is never interrupted."""
+        self._target = size
+        self.ensure()
+        for _ in range(len(self._slots) - size):
+            self._queue.put(None)  # an idle thread takes it and ends
+
+    def stop(self) -> None:
+        """Let every thread end as soon as it has nothing to run."""
+        with self._lock:
+            self._running = False
+            for _ in self._slots:
+                self._queue.put(None)
+
+    def join(self, timeout: float) -> bool:
+        """Wait until nothing runs and every thread is gone; whether that happened."""
+        deadline = monotonic() + timeout
+        for slot in list(self._slots):
+            if slot.thread is not None and slot.thread is not threading.current_thread():
+                slot.thread.join(max(0.0, deadline - monotonic()))
+        return not self._slots
+
+    # --- the hand-off ---
+
+    def submit(self, deliveries: Iterable[Delivery]) -> None:
+        """Hand deliveries to the workers."""
+        put = self._queue.put
+        for delivery in deliveries:
+            put(delivery)
+
+    def take_back(self, most: int) -> list[Delivery]:
+        """Take up to `most` unstarted deliveries out again, the longest waiting first."""
+        taken: list[Delivery] = []
+        ends = 0
+        while len(taken) < most:
+            try:
+                delivery = self._queue.get_nowait()
+            except Empty:
+                break
+            if delivery is None:
+                ends += 1
+            else:
+                taken.append(delivery)
+        for _ in range(ends):
+            self._queue.put(None)
+        return taken
+
+    # --- what it knows ---
+
+    @property
+    def size(self) -> int:
+        """Present capacity."""
+        return self._target
+
+    @property
+    def threads_alive(self) -> int:
+        """How many worker threads live."""
+        return sum(1 for slot in list(self._slots) if slot.thread and slot.thread.is_alive())
+
+    @property
+    def buffered(self) -> int:
+        """How many wait for a worker."""
+        return self._queue.qsize()
+
+    def running(self) -> list[Delivery]:
+        """What is being executed."""
+        return [delivery for slot in list(self._slots) if (delivery := slot.delivery) is not None]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return self._queue.qsize() == 0 and all(slot.delivery is None for slot in list(self._slots))
+
+    @property
+    def free(self) -> int:
+        """How many workers have nothing to do and nothing waiting for them."""
+        return max(0, self._target - len(self.running()) - self._queue.qsize())
+
+    def room(self) -> int:
+        """How many more deliveries may be taken from Redis now; 0 where it pays to wait for more room.
+
+        At most two batches wait, and no more than the pool gets through in 100 ms at its pace, plus its free workers.
+        """
+        buffered = self._queue.qsize()
+        free = max(0, self._target - len(self.running()))
+        limit = min(2 * self._batch_size, self._pace() + free)
+        room = limit - buffered
+        if room >= self._batch_size / 2 or free > buffered:
+            self._low_water = -1
+            return max(0, room)
+        self._roomy.clear()
+        self._low_water = max(0, limit - self._batch_size // 2)
+        return 0
+
+    def wait_for_room(self, timeout: float) -> None:
+        """Wait until a worker says that there may be room."""
+        self._roomy.wait(timeout)
+
+    def wake(self) -> None:
+        """End the wait for room."""
+        self._roomy.set()
+
+    def reading(self, change: int) -> None:
+        """A fetcher asks Redis for so many, or (negative) has its answer: other fetchers count on less room."""
+        with self._lock:
+            self._reading += change
+
+    def room_for_new(self) -> int:
+        """The fetchers' share: half of the room while overdue entries wait for the other half."""
+        room = max(0, self.room() - self._reading)
+        if not self._overdue or room == 0:
+            return room
+        if room > 1:
+            return room // 2
+        self._turn_of_old = not self._turn_of_old
+        return 0 if self._turn_of_old else 1
+
+    def room_for_old(self) -> int:
+        """The reclaimer's share. Unlike a fetcher it asks for as little as one."""
+        buffered = self._queue.qsize()
+        free = max(0, self._target - len(self.running()))
+        room = max(0, min(2 * self._batch_size, self._pace() + free) - buffered)
+        return room if room <= 1 or not self._overdue else (room + 1) // 2
+
+    def overdue(self, waiting: bool) -> None:
+        """Whether entries that could be claimed now wait for room."""
+        self._overdue = waiting
+
+    def _pace(self) -> int:
+        """How many tasks ended in the last 100 ms."""
+        now = monotonic()
+        with self._lock:
+            ended = self._ended_before + sum(slot.ended for slot in self._slots)
+            samples = self._samples
+            if not samples or now - samples[-1][0] >= _WINDOW / 10:
+                samples.append((now, ended))
+            while len(samples) > 1 and now - samples[1][0] >= _WINDOW:
+                samples.popleft()
+            then, before = samples[0]
+        elapsed = now - then
+        return int((ended - before) * _WINDOW / elapsed) if elapsed > _WINDOW else ended - before
+
+    # --- the threads ---
+
+    def _work(self, slot: _Slot) -> None:
+        get, execute = self._queue.get, self._execute
+        try:
+            while True:
+                delivery = get()
+                if delivery is None:
+                    if self._ends(slot):
+                        return
+                    continue
+                slot.delivery = delivery
+                try:
+                    execute(delivery)
+                finally:
+                    slot.delivery = None
+                    slot.ended += 1
+                    del delivery
+                if self._low_water >= self._queue.qsize():
+                    self._low_water = -1
+                    self._roomy.set()
+        finally:
+            with self._lock:
+                self._retire(slot)
+
+    def _ends(self, slot: _Slot) -> bool:
+        """Whether this thread is one too many; retired at once, so that the count is right for the next."""
+        with self._lock:
+            if self._running and len(self._slots) <= self._target:
+                return False
+            self._retire(slot)
+            return True
+
+    def _retire(self, slot: _Slot) -> None:
+        if slot in self._slots:
+            self._slots.remove(slot)
+            self._ended_before += slot.ended
