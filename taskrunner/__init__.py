@@ -1,4 +1,5 @@
-"""Distributed background jobs on Redis Streams: synchronous, threaded, and no accepted task is lost.
+"""Distributed background jobs on Redis Streams: synchronous, threaded, and no accepted task is
+lost.
 
 This module gives the public names and nothing else.
 """

@@ -1,8 +1,9 @@
 """Floor 1: one hand-out of a message to a consumer, from fetch to settlement.
 
-A plain mutable record, because there is one for every task that runs. Which thread may write what: the thread that
-fetched it fills it, the worker that runs it sets `message`, `started` and `settlement`, the heartbeat sets `confirmed`,
-`waiting` and `lost`; an adoption (the same entry read again) changes `consumer` and `count`.
+A plain mutable record, because there is one for every task that runs. Which thread may write what:
+the thread that fetched it fills it, the worker that runs it sets `message`, `started` and
+`settlement`, the heartbeat sets `confirmed`, `waiting` and `lost`; an adoption (the same entry read
+again) changes `consumer` and `count`.
 """
 
 from typing import Any
@@ -11,7 +12,8 @@ from taskrunner.message import Message
 
 
 class Delivery:
-    """An entry as this process holds it; `consumer` and `count` are what proves that it still does."""
+    """An entry as this process holds it; `consumer` and `count` are what proves that it still
+    does."""
 
     __slots__ = (
         "alone",

@@ -1,8 +1,8 @@
 """Floor 3: the producer's side: from `.delay(payload)` to one step in Redis.
 
-Nothing here is sent a second time once it may have been sent: a lost reply raises to the caller, who alone knows whether to
-repeat. The exceptions are safe: a step the server did not know (NOSCRIPT), and the question whether a unique dispatch whose
-reply was lost holds its own lock.
+Nothing here is sent a second time once it may have been sent: a lost reply raises to the caller,
+who alone knows whether to repeat. The exceptions are safe: a step the server did not know
+(NOSCRIPT), and the question whether a unique dispatch whose reply was lost holds its own lock.
 """
 
 import math
@@ -168,7 +168,8 @@ class StreamDispatcher:
         except Exception as error:
             lock = prepared.lock
             if lock is not None and connection.lost(error) and self._holds(lock):
-                # It was carried out, only the answer was lost; a delayed one's due time is not known again.
+                # It was carried out, only the answer was lost; a delayed one's due time is not
+                # known again.
                 return b"" if script is _ADD_UNIQUE else [2, command[count + 2]]
             raise
 
@@ -183,7 +184,8 @@ class StreamDispatcher:
         if script is None:
             replies = self._connections.calls([prepared.command for prepared in chunk])
         else:
-            # The first brings the text along, so that the others' hash is known on this connection's server.
+            # The first brings the text along, so that the others' hash is known on this
+            # connection's server.
             commands = [("EVALSHA", script.sha, *prepared.command) for prepared in chunk]
             commands[0] = ("EVAL", script.text, *chunk[0].command)
             replies = self._connections.calls(commands)

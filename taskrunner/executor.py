@@ -1,7 +1,8 @@
 """Floor 4: one delivery, from decode to settlement, as named steps.
 
-Owns: the order of the steps, what counts as a failed attempt, and which settlement each end gets. Runs in worker threads
-and never raises: whatever the task, its payload or a hook does ends as one settlement (BL-09, BL-14).
+Owns: the order of the steps, what counts as a failed attempt, and which settlement each end gets.
+Runs in worker threads and never raises: whatever the task, its payload or a hook does ends as one
+settlement (BL-09, BL-14).
 """
 
 import logging
@@ -138,11 +139,11 @@ class Executor:
         attempt = message.attempt + delivery.count
         most = task.max_retry + task.max_lost
         if attempt > most:
-            error = MaxRetryExceededError(
+            exceeded = MaxRetryExceededError(
                 f"task {task.name!r}: delivery {attempt} is beyond max_retry={task.max_retry} + "
                 f"max_lost={task.max_lost}; the ones before were lost with its process, it may never have started"
             )
-            self._fail_for_good(delivery, error, attempts=attempt - 1, spent=most)
+            self._fail_for_good(delivery, exceeded, attempts=attempt - 1, spent=most)
             return
         if message.unique and not self._may_start(delivery, message):
             return
@@ -286,7 +287,8 @@ class Executor:
         self._settle(delivery)
 
     def _unknown(self, delivery: Delivery, message: Message) -> None:
-        """A newer instance may know the task: it goes around, its attempts unspent, for a bounded number of times."""
+        """A newer instance may know the task: it goes around, its attempts unspent, for a bounded
+        number of times."""
         moves = message.unknown + 1
         if moves > self._config.unknown_task_deliveries:
             error = TaskNotFoundError(

@@ -1,6 +1,7 @@
 """Floor 3: what this process holds, from fetch to settlement; the heartbeat renews this table.
 
-Every step is one operation on a dict, so no lock stands between fetchers, workers, settler and heartbeat.
+Every step is one operation on a dict, so no lock stands between fetchers, workers, settler and
+heartbeat.
 """
 
 from taskrunner.clock import monotonic
@@ -14,7 +15,8 @@ class InFlight:
         self._table: dict[bytes, Delivery] = {}
 
     def add(self, delivery: Delivery) -> bool:
-        """Take a delivery in; False where its entry is held already: then that one goes on under the new delivery.
+        """Take a delivery in; False where its entry is held already: then that one goes on under
+        the new delivery.
 
         An entry comes twice when the group was lost and made again while we worked on it.
         """
@@ -61,7 +63,8 @@ class InFlight:
 class ByteBudget:
     """How many entries a read may ask for: Redis bounds a reply by entries, never by bytes.
 
-    The largest entry seen lately stands for the next ones; each read that brings smaller ones halves it.
+    The largest entry seen lately stands for the next ones; each read that brings smaller ones
+    halves it.
     """
 
     LIMIT = 64 * 1024 * 1024

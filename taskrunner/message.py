@@ -345,7 +345,7 @@ def encode(
     task_name: str,
     payload_text: str,
     *,
-    id: str,  # noqa: A002
+    id: str,
     enqueued_at: float,
     reservation_timeout_ns: int,
     unique_for: int = 0,
@@ -401,7 +401,7 @@ def rewrite(text: str, changes: Mapping[str, Any]) -> str:
 def to_delayed(
     text: str,
     *,
-    id: str,  # noqa: A002
+    id: str,
     attempt: int | None = None,
     unknown: int | None = None,
     only_group: str | None = None,

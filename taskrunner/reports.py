@@ -1,7 +1,7 @@
 """Floor 1: what went wrong, told once: the runner's `errors`, its `on_error` hook and the log.
 
-Reporting never blocks and never raises: the deque drops its oldest, and the hook runs in a thread of its own
-(`services/reporter.py`), so a hook that hangs holds up nobody.
+Reporting never blocks and never raises: the deque drops its oldest, and the hook runs in a thread
+of its own (`services/reporter.py`), so a hook that hangs holds up nobody.
 """
 
 import logging
@@ -23,8 +23,8 @@ log = logging.getLogger("taskrunner.service")
 class ErrorReport:
     """One thing that went wrong; `at` is in unix seconds.
 
-    `action` is the event's name in the log, e.g. `task_failed`, `service_error`. `task_name` and `message_id` are None
-    where it concerns no one task.
+    `action` is the event's name in the log, e.g. `task_failed`, `service_error`. `task_name` and
+    `message_id` are None where it concerns no one task.
     """
 
     action: str
@@ -61,7 +61,8 @@ class Reports:
 
 
 def _light(error: BaseException) -> BaseException:
-    """The error without what would keep a payload alive: frames, arguments, what the task raised (BL-17)."""
+    """The error without what would keep a payload alive: frames, arguments, what the task raised
+    (BL-17)."""
     if isinstance(error, TaskExecutionError):
         return TaskExecutionError(error.task_name, TaskRunnerError(describe(error.args[1])))
     if isinstance(error, TaskRunnerError):
@@ -72,7 +73,8 @@ def _light(error: BaseException) -> BaseException:
 class Health:
     """Says each outage once when it begins and once when it is over, however many loops meet it.
 
-    Errors of the connection are one outage for the whole runner; any other error is one per service and kind.
+    Errors of the connection are one outage for the whole runner; any other error is one per service
+    and kind.
     """
 
     def __init__(self, reports: Reports, outage: Callable[[BaseException], bool]) -> None:

@@ -1,8 +1,9 @@
 """Floor 1: loads the atomic steps from `store/lua`.
 
-A step is one Lua file with its purpose, KEYS, ARGV and return value on top. A line `-- uses: name` puts the file
-`name.lua` in front: that is how the ownership check stays one piece of text. What a step may do is the server's
-business; when a call may be sent again is decided in `store/connection.py`.
+A step is one Lua file with its purpose, KEYS, ARGV and return value on top. A line `-- uses: name`
+puts the file `name.lua` in front: that is how the ownership check stays one piece of text. What a
+step may do is the server's business; when a call may be sent again is decided in
+`store/connection.py`.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
 """Floor 1: the one contract of every daemon thread.
 
-A service's file holds what one round does (`tick`). This gives the rest: start and stop that may be called in any order
-and number, sleeping that a stop or a `wake` ends at once, jitter, backoff after an error, one report per outage, and the
-thread itself. A thread that dies all the same is the watchdog's business.
+A service's file holds what one round does (`tick`). This gives the rest: start and stop that may be
+called in any order and number, sleeping that a stop or a `wake` ends at once, jitter, backoff after
+an error, one report per outage, and the thread itself. A thread that dies all the same is the
+watchdog's business.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Floor 3: the end of a delivery, told to Redis: acknowledged, parked, postponed or buried.
 
-Workers hand over what they finished and go on; one thread here sends it, grouped: what ended within 1.5 ms, or 500, makes
-one step. What Redis refuses for now is kept and sent again, while the heartbeat goes on renewing it; what turns out to be
-another's is let go.
+Workers hand over what they finished and go on; one thread here sends it, grouped: what ended within
+1.5 ms, or 500, makes one step. What Redis refuses for now is kept and sent again, while the
+heartbeat goes on renewing it; what turns out to be another's is let go.
 """
 
 import logging
@@ -33,7 +33,8 @@ log = logging.getLogger("taskrunner.settler")
 
 @attrs.frozen
 class Park:
-    """Give it to the parking consumer: due at a monotonic instant, or at once (None: handed back)."""
+    """Give it to the parking consumer: due at a monotonic instant, or at once (None: handed
+    back)."""
 
     due: float | None
     count: int | None = None  # the delivery count it goes on with; None: as it is
@@ -205,7 +206,8 @@ class Settler(Service):
         for start in range(0, len(parks), _MOST):
             self._try(parks[start : start + _MOST], self._park)
         for delivery in single:
-            self._try([delivery], self._move)
+            step = self._bury if isinstance(delivery.settlement, Bury) else self._postpone
+            self._try([delivery], step)
         if self._refused:
             self._again_at = monotonic() + self._backoff.next()
         else:
@@ -228,7 +230,7 @@ class Settler(Service):
         elif statuses is not None:
             self._check_lost(batch, statuses, uncertain=False)
         self._in_flight.remove_ids([delivery.entry_id for delivery in batch])
-        if any([delivery.alone for delivery in batch]):
+        if any(delivery.alone for delivery in batch):
             self._settled_alone()
 
     # --- the steps ---
@@ -260,30 +262,33 @@ class Settler(Service):
                 self._parked(delivery.entry_id, delivery.settlement.due)
         return statuses
 
-    def _move(self, batch: list[Delivery]) -> list[int]:
+    def _postpone(self, batch: list[Delivery]) -> list[int]:
         (delivery,) = batch
-        settlement = delivery.settlement
+        settlement: Postpone = delivery.settlement
         message = delivery.message
-        if isinstance(settlement, Postpone) and message is not None:
-            delay = max(0.0, settlement.due - monotonic())
-            member = to_delayed(
-                message.text,
-                id=message.id or delivery.entry_id.decode(),
-                attempt=settlement.attempt,
-                unknown=settlement.unknown or None,
-                only_group=self._deliveries.name,
-            )
-            lock = lock_of(message, round((delay + settlement.keep_lock) * 1000))
-            return [self._deliveries.postpone(delivery, delay, member, lock)]
-        return [
-            self._deliveries.bury(
-                delivery,
-                settlement.fields,
-                self._dead_letter_limit,
-                lock=lock_of(message),
-                without_body=settlement.without_body,
-            )
-        ]
+        assert message is not None  # only what was decoded can be postponed
+        delay = max(0.0, settlement.due - monotonic())
+        member = to_delayed(
+            message.text,
+            id=message.id or delivery.entry_id.decode(),
+            attempt=settlement.attempt,
+            unknown=settlement.unknown or None,
+            only_group=self._deliveries.name,
+        )
+        lock = lock_of(message, round((delay + settlement.keep_lock) * 1000))
+        return [self._deliveries.postpone(delivery, delay, member, lock)]
+
+    def _bury(self, batch: list[Delivery]) -> list[int]:
+        (delivery,) = batch
+        settlement: Bury = delivery.settlement
+        status = self._deliveries.bury(
+            delivery,
+            settlement.fields,
+            self._dead_letter_limit,
+            lock=lock_of(delivery.message),
+            without_body=settlement.without_body,
+        )
+        return [status]
 
     # --- when it does not go well ---
 
@@ -309,7 +314,8 @@ class Settler(Service):
             self._refused += batch
 
     def _strike(self, delivery: Delivery, error: Exception) -> None:
-        """A server that hangs up on one message while it answers others will never take it: too large for it."""
+        """A server that hangs up on one message while it answers others will never take it: too
+        large for it."""
         try:
             self._deliveries.connections.call("PING")
         except Exception:  # away altogether
@@ -344,11 +350,12 @@ class Settler(Service):
     def _check_lost(
         self, batch: list[Delivery], statuses: Sequence[int] | None, *, uncertain: bool
     ) -> None:
-        """Tell of what another consumer took over; what is gone was finished elsewhere, which is no news."""
+        """Tell of what another consumer took over; what is gone was finished elsewhere, which is no
+        news."""
         for i, delivery in enumerate(batch):
-            if statuses is not None and statuses[i] == group.HELD_BY_ANOTHER:
-                if not (delivery.lost or delivery.entry_id in self._uncertain):
-                    report_lost(self._reports, delivery)
+            taken = statuses is not None and statuses[i] == group.HELD_BY_ANOTHER
+            if taken and not (delivery.lost or delivery.entry_id in self._uncertain):
+                report_lost(self._reports, delivery)
             if uncertain:
                 self._uncertain.discard(delivery.entry_id)
                 self._strikes.pop(delivery.entry_id, None)

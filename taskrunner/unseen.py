@@ -1,8 +1,8 @@
 """Floor 3: deliveries that Redis counts as ours though their reply never came.
 
-After a broken read or claim, and at a stop, the thread that reads into a consumer compares what is pending for it with
-what this process holds; the rest is parked, uncounted, for anyone to take at once. The consumer's own history is never
-read (XREADGROUP … 0), for that would raise the counts.
+After a broken read or claim, and at a stop, the thread that reads into a consumer compares what is
+pending for it with what this process holds; the rest is parked, uncounted, for anyone to take at
+once. The consumer's own history is never read (XREADGROUP … 0), for that would raise the counts.
 """
 
 from typing import Final

@@ -1,7 +1,8 @@
 """Floor 3: resizable threads behind a hand-off; the pool knows its free slots and its pace.
 
-Owns the worker threads. What a worker does with a delivery is the executor's business; how many deliveries may wait here
-is decided by `room`, which fetchers and the reclaimer ask before they take anything from Redis.
+Owns the worker threads. What a worker does with a delivery is the executor's business; how many
+deliveries may wait here is decided by `room`, which fetchers and the reclaimer ask before they take
+anything from Redis.
 """
 
 import threading
@@ -14,7 +15,8 @@ from taskrunner.clock import monotonic
 from taskrunner.delivery import Delivery
 
 _WINDOW: Final = 0.1
-"""Seconds: what the pool gets through in this time may wait in the buffer (semantics §3, Fetching)."""
+"""Seconds: what the pool gets through in this time may wait in the buffer (semantics §3,
+Fetching)."""
 
 
 class _Slot:
@@ -57,7 +59,8 @@ class WorkerPool:
         self.ensure()
 
     def ensure(self) -> None:
-        """Have as many living threads as the size says: the watchdog's call as well as `resize`'s."""
+        """Have as many living threads as the size says: the watchdog's call as well as
+        `resize`'s."""
         with self._lock:
             if not self._running:
                 return
@@ -77,7 +80,8 @@ class WorkerPool:
                 slot.thread.start()
 
     def resize(self, size: int) -> None:
-        """Grow by starting threads, shrink by letting idle ones end; a running task is never interrupted."""
+        """Grow by starting threads, shrink by letting idle ones end; a running task is never
+        interrupted."""
         self._target = size
         self.ensure()
         for _ in range(len(self._slots) - size):
@@ -155,9 +159,11 @@ class WorkerPool:
         return max(0, self._target - len(self.running()) - self._queue.qsize())
 
     def room(self) -> int:
-        """How many more deliveries may be taken from Redis now; 0 where it pays to wait for more room.
+        """How many more deliveries may be taken from Redis now; 0 where it pays to wait for more
+        room.
 
-        At most two batches wait, and no more than the pool gets through in 100 ms at its pace, plus its free workers.
+        At most two batches wait, and no more than the pool gets through in 100 ms at its pace, plus
+        its free workers.
         """
         buffered = self._queue.qsize()
         free = max(0, self._target - len(self.running()))
@@ -179,7 +185,8 @@ class WorkerPool:
         self._roomy.set()
 
     def reading(self, change: int) -> None:
-        """A fetcher asks Redis for so many, or (negative) has its answer: other fetchers count on less room."""
+        """A fetcher asks Redis for so many, or (negative) has its answer: other fetchers count on
+        less room."""
         with self._lock:
             self._reading += change
 
@@ -244,7 +251,8 @@ class WorkerPool:
                 self._retire(slot)
 
     def _ends(self, slot: _Slot) -> bool:
-        """Whether this thread is one too many; retired at once, so that the count is right for the next."""
+        """Whether this thread is one too many; retired at once, so that the count is right for the
+        next."""
         with self._lock:
             if self._running and len(self._slots) <= self._target:
                 return False

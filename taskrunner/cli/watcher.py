@@ -93,7 +93,8 @@ class Watcher:
     def end(
         self, child: subprocess.Popen[bytes], signum: int = signal.SIGKILL, timeout: float = 10.0
     ) -> int:
-        """Send a signal, wait for the end (SIGKILL after `timeout` seconds), return the exit code."""
+        """Send a signal, wait for the end (SIGKILL after `timeout` seconds), return the exit
+        code."""
         if child not in self._children:
             return child.wait()
         with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,8 @@
 """Floor 4: the leader's clock: moves what is due from the delayed set to the stream.
 
-Reads from the front until nothing is due, one bounded batch a step, the lease checked inside each step; then sleeps until
-the next due time, at most the poll interval, and is woken when something earlier is added.
+Reads from the front until nothing is due, one bounded batch a step, the lease checked inside each
+step; then sleeps until the next due time, at most the poll interval, and is woken when something
+earlier is added.
 """
 
 import logging

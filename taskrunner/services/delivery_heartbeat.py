@@ -1,7 +1,8 @@
-"""Floor 4: renews everything this process holds, and hands back what waits here while others could run it.
+"""Floor 4: renews everything this process holds, and hands back what waits here while others could
+run it.
 
-One call renews all that is held: running, buffered, and finished but not yet accepted by Redis. It also answers for the
-deliveries that were set aside until somebody asks whose they are.
+One call renews all that is held: running, buffered, and finished but not yet accepted by Redis. It
+also answers for the deliveries that were set aside until somebody asks whose they are.
 """
 
 from typing import Final
@@ -66,7 +67,8 @@ class DeliveryHeartbeat(Service):
         )
 
     def _due(self, delivery: Delivery) -> float:
-        """When it must be renewed: after its task's reservation_timeout, never later than a third of reclaim_delay."""
+        """When it must be renewed: after its task's reservation_timeout, never later than a third
+        of reclaim_delay."""
         interval = self._third
         message = delivery.message
         if message is not None:
@@ -97,8 +99,8 @@ class DeliveryHeartbeat(Service):
                 report_lost(self._reports, delivery)
                 self._in_flight.remove(delivery)
             elif status == NOT_PENDING and delivery.waiting:
-                # Finished elsewhere, or the group was lost: then it is delivered anew. What runs stays in the table,
-                # so that it is not started a second time beside itself.
+                # Finished elsewhere, or the group was lost: then it is delivered anew. What runs
+                # stays in the table, so that it is not started a second time beside itself.
                 self._in_flight.remove(delivery)
 
     def _hand_back(self, held: list[Delivery], now: float) -> None:

@@ -1,7 +1,8 @@
 """Floor 4: at most one leader in a group, by a lease in Redis.
 
-A leader trusts its lease only by its own monotonic clock: until 90 % of the TTL after its last confirmed renewal was sent.
-So it counts itself out before anyone else can be in, whatever Redis or the network does (D3, D4).
+A leader trusts its lease only by its own monotonic clock: until 90 % of the TTL after its last
+confirmed renewal was sent. So it counts itself out before anyone else can be in, whatever Redis or
+the network does (D3, D4).
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Floor 4: takes new messages from the stream, as many as the pool has room for.
 
-Owns one blocking connection and one consumer. Leaves to the pool how much room there is, and to `unseen` what was
-delivered to this consumer without ever arriving.
+Owns one blocking connection and one consumer. Leaves to the pool how much room there is, and to
+`unseen` what was delivered to this consumer without ever arriving.
 """
 
 from contextlib import suppress

@@ -1,7 +1,8 @@
 """Floor 4: this instance's name and sign of life.
 
-Owns: the presence key, the host name that goes with it, the existence of this instance's readers, the count of instances
-and the offset to the server's clock. Everything that needs a name waits for `host`.
+Owns: the presence key, the host name that goes with it, the existence of this instance's readers,
+the count of instances and the offset to the server's clock. Everything that needs a name waits for
+`host`.
 """
 
 import logging
@@ -111,7 +112,8 @@ class InstanceHeartbeat(Service):
             except Exception as error:
                 if connection.code(error) != "OOM":
                     raise
-                # Nothing can be stored now, but there is work to be drained: a name that nobody else can have.
+                # Nothing can be stored now, but there is work to be drained: a name that nobody
+                # else can have.
                 return f"{self._wanted}-{self.instance_id[:8]}"
         raise ConfigurationError(
             f"host={self._wanted!r}: {_MOST_NAMESAKES} live instances have this name"
@@ -125,9 +127,9 @@ class InstanceHeartbeat(Service):
                 raise
             self._checked = True  # "cluster support disabled", or not allowed to ask: no cluster
             return
-        error = ConfigurationError(
+        cluster = ConfigurationError(
             f"{self._deliveries.connections.address} is a Redis Cluster, which is not supported: the keys of one step "
             "live in different slots. Use a single primary, with replicas and Sentinel if it must fail over"
         )
-        self._give_up(error)
-        raise error
+        self._give_up(cluster)
+        raise cluster

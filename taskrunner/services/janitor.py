@@ -1,4 +1,5 @@
-"""Floor 4: the leader's housekeeping, once a minute: consumers nobody is behind any more, and streams of several groups."""
+"""Floor 4: the leader's housekeeping, once a minute: consumers nobody is behind any more, and
+streams of several groups."""
 
 import logging
 from typing import Final

@@ -1,6 +1,7 @@
 """Floor 4: hears on the group's channel that something earlier is due, or that the lease is free.
 
-A convenience: without the right to subscribe, or with Go on the other side, polling finds the same within seconds.
+A convenience: without the right to subscribe, or with Go on the other side, polling finds the same
+within seconds.
 """
 
 import logging

@@ -1,4 +1,5 @@
-"""Floor 4: one piece of work in a thread of its own, once: stopping and leaving, which must not wait for their caller."""
+"""Floor 4: one piece of work in a thread of its own, once: stopping and leaving, which must not
+wait for their caller."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,8 @@
-"""Floor 4: takes over what nobody looks after: retries that are due, hand-backs, and deliveries whose holder went silent.
+"""Floor 4: takes over what nobody looks after: retries that are due, hand-backs, and deliveries
+whose holder went silent.
 
-Owns a consumer of its own and the heap of retries this instance parked, which it claims by id when they are due. The scan
-for overdue entries is the net for everything else.
+Owns a consumer of its own and the heap of retries this instance parked, which it claims by id when
+they are due. The scan for overdue entries is the net for everything else.
 """
 
 import heapq
@@ -169,7 +170,8 @@ class Reclaimer(Service):
         return waiting
 
     def _scan(self, host: str, now: float) -> bool:
-        """Look at one page of overdue entries and claim what may be claimed; whether room ran out."""
+        """Look at one page of overdue entries and claim what may be claimed; whether room ran
+        out."""
         room = self._pool.room_for_old()
         if room == 0:
             if now >= self._next_scan:
@@ -182,6 +184,7 @@ class Reclaimer(Service):
         rows, following = self._deliveries.overdue(self._cursor, max(room, _PAGE))
         chosen: list[Pending] = []
         alone = self._orphans(rows)
+        gate_taken = not self._may_run_alone(now)
         rest: bytes | None = following
         for row in rows:
             if row.entry_id in self._in_flight:
@@ -190,9 +193,10 @@ class Reclaimer(Service):
                 rest = row.entry_id
                 break
             if row.entry_id in alone:
-                if not self._may_run_alone(now) or any(r.entry_id in alone for r in chosen):
+                if gate_taken:
                     self._gated = True
                     continue
+                gate_taken = True
             chosen.append(row)
         if chosen:
             for result in self._claim([row.entry_id for row in chosen], host, alone):
@@ -206,15 +210,17 @@ class Reclaimer(Service):
         return self._more
 
     def _interval(self) -> float:
-        """Every second with nothing else to do, else the group's pace: one scan a second over all instances."""
+        """Every second with nothing else to do, else the group's pace: one scan a second over all
+        instances."""
         idle = self._pool.free > 0 and all(fetcher.last_read_empty for fetcher in self._fetchers)
         return _SCAN if idle else _SCAN * max(1, self._instance.replications)
 
     def _orphans(self, rows: list[Pending]) -> set[bytes]:
-        """Ids among the rows that may have killed their process: delivered twice or more, their reader's host dead.
+        """Ids among the rows that may have killed their process: delivered twice or more, their
+        reader's host dead.
 
-        Also those of a living instance of this library: it renews all it holds, so it does not hold these. A Go host
-        leaves failed tasks pending on purpose.
+        Also those of a living instance of this library: it renews all it holds, so it does not hold
+        these. A Go host leaves failed tasks pending on purpose.
         """
         hosts: dict[bytes, str] = {}
         for row in rows:

@@ -1,4 +1,5 @@
-"""Floor 4: calls the application's on_error hook, in a thread of its own: a hook that hangs holds up nobody."""
+"""Floor 4: calls the application's on_error hook, in a thread of its own: a hook that hangs holds
+up nobody."""
 
 from collections.abc import Callable
 from queue import Empty

@@ -1,8 +1,8 @@
 """Floor 4: raises TaskTimeoutError in the thread of a task that runs past its time_limit.
 
-Python can raise into another thread only at that thread's next instruction, so a call blocked in C ends first. Whoever takes
-a watch out of the table decides it: this thread fires it once, or the worker ends it; after the worker's turn nothing is
-raised any more.
+Python can raise into another thread only at that thread's next instruction, so a call blocked in C
+ends first. Whoever takes a watch out of the table decides it: this thread fires it once, or the
+worker ends it; after the worker's turn nothing is raised any more.
 """
 
 import ctypes
@@ -44,7 +44,8 @@ class TimeLimits(Service):
         self._numbers = itertools.count()
 
     def run(self, seconds: float, call: Callable[[], object]) -> None:
-        """Call, and raise TaskTimeoutError if that takes longer than `seconds`, whatever the call makes of it."""
+        """Call, and raise TaskTimeoutError if that takes longer than `seconds`, whatever the call
+        makes of it."""
         watch, key = _Watch(), next(self._numbers)
         started = monotonic()
         self._arm(key, watch, started + seconds)

@@ -1,7 +1,8 @@
-"""Floor 4: looks after the other threads: a runner without its heartbeat is worse than none (BL-08).
+"""Floor 4: looks after the other threads: a runner without its heartbeat is worse than none
+(BL-08).
 
-A service's loop outlives every Exception; if its thread ends all the same it is started again, and if it keeps ending the
-runner gives up, so that whoever runs the process starts a new one.
+A service's loop outlives every Exception; if its thread ends all the same it is started again, and
+if it keeps ending the runner gives up, so that whoever runs the process starts a new one.
 """
 
 import logging

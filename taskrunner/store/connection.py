@@ -1,9 +1,9 @@
 """Floor 2: connections to Redis, and which of its answers are outages.
 
-Owns: our own connections made from the given client's parameters (always RESP2 and bytes, so replies have one shape
-whatever the application chose), every time limit on a socket, the rule "may this be sent again", and the
-classification of Redis's errors. The application's own pool is never borrowed from: a full or closed pool over there
-can't hold up a settlement here.
+Owns: our own connections made from the given client's parameters (always RESP2 and bytes, so
+replies have one shape whatever the application chose), every time limit on a socket, the rule "may
+this be sent again", and the classification of Redis's errors. The application's own pool is never
+borrowed from: a full or closed pool over there can't hold up a settlement here.
 """
 
 import os
@@ -19,14 +19,18 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
-    ConnectionError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
-    TimeoutError,
+)
+from redis.exceptions import (
+    ConnectionError as LostError,
+)
+from redis.exceptions import (
+    TimeoutError as LateError,
 )
 from redis.retry import Retry as ConnectRetry
 
@@ -50,14 +54,30 @@ _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
 )
 
 _OUTAGES: Final = frozenset(
-    "LOADING READONLY MASTERDOWN MISCONF OOM NOGROUP UNBLOCKED NOREPLICAS TRYAGAIN CLUSTERDOWN "
-    "BUSY NOPERM NOAUTH WRONGPASS WRONGTYPE".split()
+    [
+        "LOADING",
+        "READONLY",
+        "MASTERDOWN",
+        "MISCONF",
+        "OOM",
+        "NOGROUP",
+        "UNBLOCKED",
+        "NOREPLICAS",
+        "TRYAGAIN",
+        "CLUSTERDOWN",
+        "BUSY",
+        "NOPERM",
+        "NOAUTH",
+        "WRONGPASS",
+        "WRONGTYPE",
+    ]
 )
-_OTHER_SERVER: Final = frozenset("LOADING READONLY MASTERDOWN UNBLOCKED".split())
+_OTHER_SERVER: Final = frozenset(["LOADING", "READONLY", "MASTERDOWN", "UNBLOCKED"])
 
 
 def code(error: BaseException) -> str:
-    """The code Redis put in front of an error ("NOGROUP"), also where redis-py strips it; "" if there is none."""
+    """The code Redis put in front of an error ("NOGROUP"), also where redis-py strips it; "" if
+    there is none."""
     for kind, name in _CODES:
         if isinstance(error, kind):
             return name
@@ -67,16 +87,17 @@ def code(error: BaseException) -> str:
 
 def lost(error: BaseException) -> bool:
     """Whether the connection failed, so that it is unknown if the command was carried out."""
-    return isinstance(error, ConnectionError | TimeoutError | OSError)
+    return isinstance(error, LostError | LateError | OSError)
 
 
 def timed_out(error: BaseException) -> bool:
     """Whether a read ended by its time limit."""
-    return isinstance(error, TimeoutError)
+    return isinstance(error, LateError)
 
 
 def outage(error: BaseException) -> bool:
-    """Whether Redis is away or refuses for now: never the fault of a task or a settlement (semantics §3)."""
+    """Whether Redis is away or refuses for now: never the fault of a task or a settlement
+    (semantics §3)."""
     return lost(error) or (isinstance(error, RedisError) and code(error) in _OUTAGES)
 
 
@@ -110,7 +131,8 @@ class Link:
             raise
 
     def calls(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send several commands in one round trip; an error reply stands in its place in the list."""
+        """Send several commands in one round trip; an error reply stands in its place in the
+        list."""
         connection = self._connection
         replies: list[Any] = []
         try:
@@ -146,7 +168,8 @@ class Link:
         return self._connection._sock is not None
 
     def usable(self) -> bool:
-        """Whether the idle connection is open and silent: data or an end of file means the server hung up."""
+        """Whether the idle connection is open and silent: data or an end of file means the server
+        hung up."""
         sock = self._connection._sock
         if sock is None:
             return False
@@ -158,7 +181,8 @@ class Link:
             return False
 
     def interrupt(self) -> None:
-        """End a read that another thread is blocked in, at once: it raises `ConnectionError` there."""
+        """End a read that another thread is blocked in, at once: it raises `ConnectionError`
+        there."""
         sock = self._connection._sock
         if sock is not None:
             with suppress(OSError):
@@ -171,10 +195,11 @@ class Link:
 
 
 class Connections:
-    """Our connections to one Redis: a last-in first-out store of idle links, and dedicated ones for blocking reads.
+    """Our connections to one Redis: a last-in first-out store of idle links, and dedicated ones for
+    blocking reads.
 
-    Making one sends nothing. A forked child starts with no links: sockets, and replies on their way, stay the
-    parent's.
+    Making one sends nothing. A forked child starts with no links: sockets, and replies on their
+    way, stay the parent's.
     """
 
     def __init__(self, client: "redis.Redis | str") -> None:
@@ -206,7 +231,8 @@ class Connections:
         return f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{kwargs.get('db', 0) or 0}"
 
     def open(self, *, read_timeout: float | None = None) -> Link:
-        """A link of one's own, not connected yet; `read_timeout` seconds where a read blocks on purpose."""
+        """A link of one's own, not connected yet; `read_timeout` seconds where a read blocks on
+        purpose."""
         kwargs = self._kwargs
         if read_timeout is not None:
             kwargs = {**kwargs, "socket_timeout": read_timeout}

@@ -18,7 +18,8 @@ _PAGE: Final = 100
 
 @attrs.frozen(kw_only=True)
 class DeadLetter:
-    """One message that failed for good. `failed_at` in unix seconds; `payload` None where it could not be decoded.
+    """One message that failed for good. `failed_at` in unix seconds; `payload` None where it could
+    not be decoded.
 
     `id` names the letter, `message_id` the message over all its attempts.
     """
@@ -62,8 +63,9 @@ class DeadLetters:
     def requeue(self, id: str) -> str:
         """Put a letter's message back on the stream with fresh attempts; returns the entry id.
 
-        Raises KeyError where there is no such letter, TaskAlreadyDispatchedError where another message holds its unique
-        lock, InvalidTaskPayloadError where no message can be read from it. The letter stays in each case.
+        Raises KeyError where there is no such letter, TaskAlreadyDispatchedError where another
+        message holds its unique lock, InvalidTaskPayloadError where no message can be read from it.
+        The letter stays in each case.
         """
         letter = self.get(id)
         if letter is None:

@@ -1,7 +1,7 @@
 """Floor 2: one consumer group on one stream: every move a delivery can make.
 
-Owns: the commands and steps that read, renew, park, claim and end deliveries, and the shape of their replies. Leaves to
-its callers: when to make a move, and what to do when Redis refuses.
+Owns: the commands and steps that read, renew, park, claim and end deliveries, and the shape of
+their replies. Leaves to its callers: when to make a move, and what to do when Redis refuses.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,8 @@ class Pending:
 
 @attrs.frozen
 class Claimed:
-    """What a claim found: `delivery` when taken, `early_ms` when not idle long enough, else gone."""
+    """What a claim found: `delivery` when taken, `early_ms` when not idle long enough, else
+    gone."""
 
     entry_id: bytes
     former: str = ""
@@ -193,8 +194,8 @@ class ConsumerGroup:
     def overdue(self, after: bytes, count: int) -> tuple[list[Pending], bytes | None]:
         """One page of entries idle for reclaim_delay, from entry id `after` on ("-": the oldest).
 
-        Returns the rows and where the next page starts, None at the end. Servers older than 6.2 have no IDLE filter:
-        there the page is read whole and filtered here.
+        Returns the rows and where the next page starts, None at the end. Servers older than 6.2
+        have no IDLE filter: there the page is read whole and filtered here.
         """
         filtered = self._idle_filter is not False
         command: list[Arg] = ["XPENDING", self.stream, self.name]
@@ -242,7 +243,8 @@ class ConsumerGroup:
     def postpone(
         self, delivery: Delivery, delay: float, member: tuple[str, str], lock: Lock | None
     ) -> int:
-        """Move a delivery to the delayed set, due `delay` seconds from the server's now; a status."""
+        """Move a delivery to the delayed set, due `delay` seconds from the server's now; a
+        status."""
         names = [self.stream, keys.delayed(self.name)]
         if lock:
             names.append(lock.key)
@@ -269,7 +271,8 @@ class ConsumerGroup:
         return found
 
     def remove_consumer(self, consumer: str, host: str, *, idle_ms: int, owner: str = "") -> bool:
-        """Remove a consumer nothing is pending for; `owner`: our instance id, for our own readers."""
+        """Remove a consumer nothing is pending for; `owner`: our instance id, for our own
+        readers."""
         return bool(
             self.connections.run(
                 _REMOVE_CONSUMER,

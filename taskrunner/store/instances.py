@@ -78,7 +78,8 @@ class Instances:
         }
 
     def replications(self) -> int:
-        """How many instances share the group: hosts among its readers' names that live, at least 1."""
+        """How many instances share the group: hosts among its readers' names that live, at least
+        1."""
         parsed = (
             keys.parse_consumer(self._group.name, name) for name, _, _ in self._group.consumers()
         )
@@ -96,7 +97,8 @@ def _ms(seconds: float) -> int:
 
 
 def new_instance_id() -> str:
-    """A random UUID, marked as this library's by version 8 (RFC 9562: for private use). Go's are version 4."""
+    """A random UUID, marked as this library's by version 8 (RFC 9562: for private use). Go's are
+    version 4."""
     value = uuid.UUID(bytes=secrets.token_bytes(16), version=4)
     return f"{str(value)[:14]}8{str(value)[15:]}"
 

@@ -38,7 +38,8 @@ class ConsumerMetrics:
 
 @attrs.frozen(kw_only=True)
 class GroupMetrics:
-    """One group on the stream; `lag` is the server's, None where it does not know (wrong after deletions)."""
+    """One group on the stream; `lag` is the server's, None where it does not know (wrong after
+    deletions)."""
 
     name: str
     pending: int
@@ -48,7 +49,8 @@ class GroupMetrics:
 
 @attrs.frozen(kw_only=True)
 class QueueMetrics:
-    """The queue now; claim delays in nanoseconds over the last 1000 samples, -1 with ten samples or fewer."""
+    """The queue now; claim delays in nanoseconds over the last 1000 samples, -1 with ten samples or
+    fewer."""
 
     queue_size: int
     groups: list[GroupMetrics]
@@ -61,11 +63,13 @@ class QueueMetrics:
 class RedisStreamQueue:
     """A queue on a Redis stream named `<prefix>:<queue>`.
 
-    `reclaim_delay` (seconds) is how long a delivery may go without renewal before others take it over; all instances of
-    a group use one value. With `delete_on_ack=False` finished entries stay in the stream, which then grows without
-    bound. `redis_version` (e.g. "6.0.16") forces the commands of that version; None finds out.
+    `reclaim_delay` (seconds) is how long a delivery may go without renewal before others take it
+    over; all instances of a group use one value. With `delete_on_ack=False` finished entries stay
+    in the stream, which then grows without bound. `redis_version` (e.g. "6.0.16") forces the
+    commands of that version; None finds out.
 
-    `client` is a `redis.Redis`, made in any way but for a cluster, or a URL. Making a queue sends nothing.
+    `client` is a `redis.Redis`, made in any way but for a cluster, or a URL. Making a queue sends
+    nothing.
     """
 
     def __init__(
@@ -87,7 +91,8 @@ class RedisStreamQueue:
             raise ConfigurationError(str(error)) from None
         if self.reclaim_delay < _SHORTEST_RECLAIM:
             raise ConfigurationError(
-                f"reclaim_delay={reclaim_delay!r} is below {_SHORTEST_RECLAIM} seconds: nothing could be renewed in time"
+                f"reclaim_delay={reclaim_delay!r} is below {_SHORTEST_RECLAIM} seconds: "
+                "nothing could be renewed in time"
             )
         if not isinstance(delete_on_ack, bool):
             raise ConfigurationError(f"delete_on_ack={delete_on_ack!r} is not a bool")
@@ -122,12 +127,14 @@ class RedisStreamQueue:
         return True
 
     def delete(self, id: str) -> bool:
-        """Delete one entry, from the pending lists too, and release its unique lock; whether it was there."""
+        """Delete one entry, from the pending lists too, and release its unique lock; whether it was
+        there."""
         rows = self.connections.call("XRANGE", self.stream, id, id)
         return self._delete(rows) == 1
 
     def purge(self) -> int:
-        """Delete every entry that is in the stream now, and release unique locks; returns how many."""
+        """Delete every entry that is in the stream now, and release unique locks; returns how
+        many."""
         newest = self.connections.call("XREVRANGE", self.stream, "+", "-", "COUNT", 1)
         if not newest:
             return 0

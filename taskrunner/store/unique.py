@@ -1,4 +1,5 @@
-"""Floor 2: unique locks, as a worker and an operator touch them; dispatch takes them in its own step."""
+"""Floor 2: unique locks, as a worker and an operator touch them; dispatch takes them in its own
+step."""
 
 from typing import Final
 
@@ -16,7 +17,8 @@ class UniqueLocks:
         self._connections = connections
 
     def hold(self, lock: Lock) -> bool:
-        """Renew the message's lock, or take it again if it lapsed; False where another message holds it."""
+        """Renew the message's lock, or take it again if it lapsed; False where another message
+        holds it."""
         return bool(self._connections.run(_START_UNIQUE, [lock.key], [lock.token, lock.ms]))
 
     def holder(self, key: str) -> str | None:
