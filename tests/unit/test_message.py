@@ -269,6 +269,12 @@ def test_decode_finds_a_name_as_go_does(body: str, name: str) -> None:
     assert decoded(body).task_name == name
 
 
+def test_decode_reads_a_null_payload_as_one_when_it_comes_last() -> None:
+    """Null is a value for the payload; only for the other fields it says nothing."""
+    assert decoded('{"Task_Name":"a","payload":1,"payload":null}').payload is None
+    assert decoded('{"task_name":"a","payload":1,"payload":null}').payload is None
+
+
 @pytest.mark.parametrize(
     ("escaped", "text"),
     [
@@ -455,6 +461,15 @@ def test_to_delayed_makes_a_member_of_a_plain_message() -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["[]", "{}", '{"task_name":1}', '{"task_name":"a","unique":1}'])
+def test_to_delayed_refuses_what_decode_refuses(text: str) -> None:
+    """A fault stays where it was found; no member is made of it."""
+    with pytest.raises(InvalidTaskPayloadError):
+        message.to_delayed(text, id="i")
+    with pytest.raises(InvalidTaskPayloadError):
+        message.from_delayed(text.replace("task_name", "task"), reservation_timeout_ns=1)
+
+
 def test_to_delayed_keeps_the_lock_and_replaces_counts() -> None:
     """The token travels; attempt, unknown and only_group are what this move says."""
     text = encoded(unique_for=60, lock_name="echo:k", token="tok", extra={"trace": "t"})
@@ -533,6 +548,14 @@ def test_canonical_tells_true_from_one_and_from_text() -> None:
     texts = [message.canonical(message.encode_payload(payload, BIG)) for payload in payloads]
 
     assert len(set(texts)) == len(payloads)
+
+
+def test_canonical_is_sorted_compact_utf8() -> None:
+    """The bytes themselves: locks outlive a release of this library."""
+    assert (
+        message.canonical(' {"b": [1.50, 10], "a": "\\u00e9<"} ')
+        == '{"a":"é<","b":[1.5,10]}'.encode()
+    )
 
 
 @fuzz
