@@ -42,7 +42,7 @@ _RANGES = {key: _COUNT if key in _EXTRAS else _INT64 for key in _TYPES if _TYPES
 _QUOTED = {f'"{name}"': name for name in _EXPECTED | _MEMBER}
 
 
-@attrs.frozen(kw_only=True, slots=False)  # without slots a frozen one is made in half the time
+@attrs.frozen(kw_only=True, slots=False)  # a fifth faster to make than with slots
 class Message:
     """One call of a task as it lies in the stream, decoded; `text` is the whole JSON text."""
 
