@@ -26,6 +26,7 @@ from taskrunner.errors import (
 )
 from taskrunner.reports import ErrorReport
 from taskrunner.runner import TaskRunner
+from taskrunner.stats import Stats
 from taskrunner.store.dead_letters import DeadLetter
 from taskrunner.store.delayed_set import DelayedTask
 from taskrunner.store.stream import ConsumerMetrics, GroupMetrics, QueueMetrics, RedisStreamQueue
@@ -50,6 +51,7 @@ __all__ = [
     "Registry",
     "Reject",
     "Retry",
+    "Stats",
     "Task",
     "TaskAlreadyDispatchedError",
     "TaskContext",

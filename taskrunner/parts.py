@@ -27,19 +27,23 @@ from taskrunner.services.fetcher import Fetcher
 from taskrunner.services.instance_heartbeat import InstanceHeartbeat
 from taskrunner.services.janitor import Janitor
 from taskrunner.services.listener import Listener
+from taskrunner.services.metrics_writer import MetricsWriter
 from taskrunner.services.once import Once
 from taskrunner.services.reclaimer import Reclaimer
 from taskrunner.services.reporter import Reporter
 from taskrunner.services.time_limits import TimeLimits
+from taskrunner.services.tuner import Tuner
 from taskrunner.services.watchdog import Watchdog
 from taskrunner.settler import Park, Settler, hand_back
+from taskrunner.stats import Stats
 from taskrunner.store import connection
 from taskrunner.store.delayed_set import DelayedSet
 from taskrunner.store.instances import Instances, OwnedKey
+from taskrunner.store.metrics import Metrics
 from taskrunner.store.stream import RedisStreamQueue
 from taskrunner.store.unique import UniqueLocks
 from taskrunner.task import Registry
-from taskrunner.timings import Timings
+from taskrunner.timings import ClaimDelays, Timings
 from taskrunner.worker_pool import WorkerPool
 
 _LEAVE: Final = 1.0
@@ -63,6 +67,8 @@ class Parts:
         delayed: DelayedSet,
         reports: Reports,
         instance_id: str,
+        metrics: Metrics,
+        stats: Callable[[], Stats],
         give_up: Callable[[Exception], None],
         left: Callable[["Parts"], None],
     ) -> None:
@@ -77,6 +83,7 @@ class Parts:
         self.in_flight = in_flight = InFlight()
         self.timings = Timings()
         self.clock = ServerClock()
+        self.claim_delays = ClaimDelays(self.clock)
         instances = Instances(connections, deliveries)
         self.instance = InstanceHeartbeat(
             health,
@@ -142,6 +149,7 @@ class Parts:
                 pool=self.pool,
                 settler=settler,
                 budget=budget,
+                claim_delays=self.claim_delays,
                 batch_size=config.batch_size,
                 block=config.block_duration,
             )
@@ -195,6 +203,18 @@ class Parts:
             consumer_idle=timings.consumer_idle,
             trims=queue.delete_on_ack,
         )
+        self.writer = MetricsWriter(
+            health, metrics=metrics, timings=self.timings, claim_delays=self.claim_delays
+        )
+        self.tuner = Tuner(
+            health,
+            config=config,
+            stats=stats,
+            metrics=metrics,
+            pool=self.pool,
+            elector=self.elector,
+            reports=reports,
+        )
         self.reporter = (
             Reporter(health, reports, config.on_error) if config.on_error is not None else None
         )
@@ -217,6 +237,8 @@ class Parts:
             self.reclaimer,
             self.poller,
             self.listener,
+            self.tuner,
+            self.writer,
             self.janitor,
         ]
         self._late = False
@@ -258,7 +280,7 @@ class Parts:
 
     def _quiet(self, deadline: float) -> None:
         readers = (*self.fetchers, self.reclaimer)
-        for service in (*readers, self.poller, self.janitor, self.listener):
+        for service in (*readers, self.poller, self.tuner, self.janitor, self.listener):
             service.stop()
         self.listener.interrupt()
         hurry = min(deadline, monotonic() + 1.0)
@@ -301,8 +323,10 @@ class Parts:
         self.settler.finish(deadline)
         self.heartbeat.stop()
         self.limits.stop()
+        self.writer.stop()
         self.elector.stop()
         self.instance.stop()
+        self.writer.join(max(0.0, deadline - monotonic()))
         self.elector.join(max(0.0, deadline - monotonic()))
         self.instance.join(max(0.0, deadline - monotonic()))
         for step in (self.elector.resign, self.instance.leave):

@@ -25,16 +25,20 @@ from taskrunner.parts import Parts
 from taskrunner.reports import ErrorReport, Reports
 from taskrunner.services.once import Once
 from taskrunner.signals import Signals
+from taskrunner.stats import Stats, compute
 from taskrunner.store.connection import Connections
 from taskrunner.store.dead_letters import DeadLetters
 from taskrunner.store.delayed_set import DelayedSet
 from taskrunner.store.instances import Instances, new_instance_id
+from taskrunner.store.metrics import Metrics
 from taskrunner.store.stream import RedisStreamQueue
 from taskrunner.task import Dispatched, Registry, Task, default_registry
 
 State = Literal["init", "starting", "started", "stopping", "stopped"]
 
 DEFAULT_URL: Final = "redis://localhost:6379/0"
+_REPLICATIONS_CACHED: Final = 10.0
+
 log = logging.getLogger("taskrunner.runner")
 
 
@@ -79,6 +83,15 @@ class TaskRunner:
             reclaim_delay=queue.reclaim_delay,
             max_payload_bytes=self.config.max_payload_bytes,
         )
+        self._metrics = Metrics(
+            self._connections,
+            queue.stream,
+            queue.ring,
+            group,
+            delete_on_ack=queue.delete_on_ack,
+        )
+        self._instances = Instances(self._connections, queue.for_group(group))
+        self._replications: tuple[float, int] | None = None
         self._reports = Reports(hook=self.config.on_error is not None)
         self._state: State = "init"
         self._lock = threading.Lock()
@@ -166,10 +179,26 @@ class TaskRunner:
         return parts.pool.size if parts else self.config.num_workers
 
     def replications(self) -> int:
-        """How many instances share the group."""
-        return Instances(
-            self._connections, self.queue.for_group(self.config.consumer_group)
-        ).replications()
+        """How many instances share the group: those whose readers exist and whose presence key
+        lives; cached 10 s."""
+        counted = self._replications
+        if counted is None or monotonic() - counted[0] > _REPLICATIONS_CACHED:
+            self._replications = counted = (monotonic(), self._instances.replications())
+        return counted[1]
+
+    def stats(self) -> Stats:
+        """The group's figures now, from one round trip (two when the count of instances is older
+        than 10 s)."""
+        snapshot = self._metrics.snapshot()
+        return compute(
+            sums=snapshot.sums,
+            counts=snapshot.counts,
+            queue_length=snapshot.queue_length,
+            waiting=snapshot.waiting,
+            workers=self.workers,
+            replications=self.replications(),
+            threshold=self.config.long_queue_threshold,
+        )
 
     # --- life ---
 
@@ -191,6 +220,8 @@ class TaskRunner:
                 delayed=self.delayed,
                 reports=self._reports,
                 instance_id=self.instance_id,
+                metrics=self._metrics,
+                stats=self.stats,
                 give_up=self._give_up,
                 left=self._left,
             )

@@ -16,6 +16,7 @@ from taskrunner.settler import Settler
 from taskrunner.store import connection
 from taskrunner.store.connection import Link
 from taskrunner.store.group import ConsumerGroup
+from taskrunner.timings import ClaimDelays
 from taskrunner.unseen import park_unseen
 from taskrunner.worker_pool import WorkerPool
 
@@ -38,6 +39,7 @@ class Fetcher(Service):
         pool: WorkerPool,
         settler: Settler,
         budget: ByteBudget,
+        claim_delays: ClaimDelays,
         batch_size: int,
         block: float,
     ) -> None:
@@ -49,6 +51,7 @@ class Fetcher(Service):
         self._pool = pool
         self._settler = settler
         self._budget = budget
+        self._claim_delays = claim_delays
         self._batch_size = batch_size
         self._block_ms = max(1, round(block * 1000))
         connections = deliveries.connections
@@ -95,6 +98,7 @@ class Fetcher(Service):
         self.last_read_empty = not batch
         if batch:
             self._budget.saw(batch)
+            self._claim_delays.saw(batch)
             add = self._in_flight.add
             self._pool.submit([delivery for delivery in batch if add(delivery)])
 

@@ -1,0 +1,54 @@
+"""Floor 4: writes this process's figures: timings once a second, claim delays at most ten times a
+second."""
+
+from contextlib import suppress
+from typing import Final
+
+from taskrunner.clock import monotonic
+from taskrunner.reports import Health
+from taskrunner.service import Service
+from taskrunner.store.metrics import Metrics
+from taskrunner.timings import ClaimDelays, Timings
+
+_CLAIM_DELAYS: Final = 0.1
+_TIMINGS: Final = 1.0
+
+
+class MetricsWriter(Service):
+    """Sums go to Redis here, and nowhere else."""
+
+    def __init__(
+        self, health: Health, *, metrics: Metrics, timings: Timings, claim_delays: ClaimDelays
+    ) -> None:
+        super().__init__("metrics-writer", health)
+        self._metrics = metrics
+        self._timings = timings
+        self._claim_delays = claim_delays
+        self._next_timings = 0.0
+
+    def tick(self) -> float:
+        self._write_claim_delays()
+        if monotonic() >= self._next_timings:
+            self._next_timings = monotonic() + _TIMINGS
+            self._write_timings()
+        return _CLAIM_DELAYS
+
+    def close(self) -> None:
+        with suppress(Exception):  # Redis is away: figures may be lost, work is not
+            self._write_timings()
+            self._write_claim_delays()
+
+    def _write_claim_delays(self) -> None:
+        delays = self._claim_delays.take()
+        if delays:
+            self._metrics.add_claim_delays(delays)
+
+    def _write_timings(self) -> None:
+        taken = self._timings.take()
+        if not taken:
+            return
+        try:
+            self._metrics.add(taken)
+        except Exception:
+            self._timings.give_back(taken)
+            raise

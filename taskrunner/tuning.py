@@ -1,0 +1,64 @@
+"""Floor 3: how many workers the next tick should have: the Go library's rule, as a pure function.
+
+The rule is stated, and proved by vectors, in `tests/wire/tuning_vectors.json`.
+"""
+
+import math
+
+import attrs
+
+_SHRINK = 0.9
+_FAR_ABOVE = 1.5
+_FAR_BELOW = 0.5
+
+
+@attrs.frozen
+class Decision:
+    """The capacity to go on with, and why; the reason's names are those of the vectors."""
+
+    capacity: int
+    reason: str
+
+
+def next_capacity(
+    *,
+    current: int,
+    replication: int,
+    least: int,
+    most: int,
+    predicted: float,
+    desired: float,
+    tolerance: float,
+) -> Decision:
+    """Return the capacity that brings the predicted wait to the desired one; waits in ms.
+
+    Far from the band it aims at its centre, near it at its edge, so that it settles.
+    """
+    if current <= 0 or least <= 0 or most <= 0:
+        return Decision(current, "invalid_inputs")
+    if desired <= 0 or tolerance < 0:
+        return Decision(current, "invalid_wait_params")
+    if predicted <= 0:
+        shrunk = int(current * _SHRINK)
+        keep = current > least and shrunk > least
+        return Decision(shrunk if keep else least, "predicted_wait_zero")
+    lower, upper = max(0.0, desired - tolerance), desired + tolerance
+    if lower <= predicted <= upper:
+        return Decision(current, "in_tolerance_band")
+    if predicted > upper:
+        far = predicted > _FAR_ABOVE * desired
+        target, reason = (
+            (desired, "deviation_large_above_center") if far else (upper, "above_upper_boundary")
+        )
+    else:
+        far = predicted < _FAR_BELOW * desired
+        target, reason = (
+            (desired, "deviation_large_below_center") if far else (lower, "below_lower_boundary")
+        )
+    instances = max(1, replication)
+    total = max(1, _half_away_from_zero(current * instances * (predicted / target)))
+    return Decision(min(most, max(least, _half_away_from_zero(total / instances))), reason)
+
+
+def _half_away_from_zero(value: float) -> int:
+    return math.floor(value + 0.5) if value >= 0 else math.ceil(value - 0.5)
