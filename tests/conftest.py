@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from taskrunner.cli.embedded import EmbeddedServer
+from tests.support.desk import Desk
 from tests.support.ledger import Ledger
 from tests.support.names import Names
 from tests.support.proxy import Proxy
@@ -148,3 +149,25 @@ def make_proxy() -> Iterator[Callable[[str], Proxy]]:
     yield make
     for proxy in made:
         proxy.close()
+
+
+@pytest.fixture
+def make_desk(request: pytest.FixtureRequest, names: Names) -> Iterator[Callable[..., Desk]]:
+    """Make this test's own side of its queue: `make_desk(url)`, or on the shared server."""
+    made: list[Desk] = []
+
+    def make(url: str | None = None, **queue: Any) -> Desk:
+        target = url if url is not None else request.getfixturevalue("server").url
+        desk = Desk(target, names, **queue)
+        made.append(desk)
+        return desk
+
+    yield make
+    for desk in made:
+        desk.close()
+
+
+@pytest.fixture
+def desk(make_desk: Callable[..., Desk]) -> Desk:
+    """This test's own side of its queue, on the shared server."""
+    return make_desk()

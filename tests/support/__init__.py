@@ -4,6 +4,7 @@
 """
 
 from tests.support import faults
+from tests.support.desk import Desk, Held
 from tests.support.ledger import Ledger, Run, record
 from tests.support.names import Names
 from tests.support.proxy import Proxy, Rule
@@ -12,6 +13,8 @@ from tests.support.waiting import eventually, stays
 from tests.support.worker import WorkerProcess
 
 __all__ = [
+    "Desk",
+    "Held",
     "Ledger",
     "Names",
     "OwnServer",

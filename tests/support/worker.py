@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from taskrunner import TaskRunnerConfig, Timings
 from tests.support.ledger import ENV_VARIABLE, Ledger
 from tests.support.server import pause_process, process_is_alive
 from tests.support.waiting import eventually
@@ -20,6 +23,13 @@ STOCK_TASKS = Path(__file__).with_name("tasks.py")
 FAST_TIMINGS: dict[str, float] = {"lease": 2, "presence": 3, "poll": 0.5, "janitor": 2}
 FAST_QUEUE: dict[str, Any] = {"reclaim_delay": 2}
 FAST_CONFIG: dict[str, Any] = {"shutdown_timeout": 3, "num_workers": 4}
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "config": {name: getattr(TaskRunnerConfig(consumer_group="g"), name) for name in FAST_CONFIG},
+    "timings": attrs.asdict(Timings()),
+    "queue": {"reclaim_delay": 300},
+}
+"""`make_worker(**DEFAULTS)`: as a user gets it, without the short times above."""
 
 
 class WorkerProcess:
@@ -201,4 +211,11 @@ class WorkerProcess:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-__all__ = ["FAST_CONFIG", "FAST_QUEUE", "FAST_TIMINGS", "WorkerProcess", "process_is_alive"]
+__all__ = [
+    "DEFAULTS",
+    "FAST_CONFIG",
+    "FAST_QUEUE",
+    "FAST_TIMINGS",
+    "WorkerProcess",
+    "process_is_alive",
+]
