@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from taskrunner import clock, retry
 from taskrunner.clock import monotonic
 from taskrunner.config import TaskRunnerConfig
-from taskrunner.context import TaskContext, TaskMessage, current
+from taskrunner.context import TaskContext, current, task_message
 from taskrunner.delivery import Delivery
 from taskrunner.errors import (
     InvalidTaskPayloadError,
@@ -26,7 +26,7 @@ from taskrunner.errors import (
     describe,
 )
 from taskrunner.in_flight import InFlight
-from taskrunner.message import Message, decode
+from taskrunner.message import Message, decode, salvage
 from taskrunner.reports import Reports
 from taskrunner.settler import Bury, Park, Postpone, Settler, lock_of
 from taskrunner.store import connection
@@ -95,9 +95,8 @@ class Executor:
         """Execute one delivery and hand it to the settler. Never raises."""
         try:
             self._execute(delivery)
-        except (
-            BaseException
-        ) as error:  # our own fault, or no memory: the message comes back, its neighbours go on
+        except BaseException as error:
+            # Our own fault, or no memory: the message comes back, its neighbours go on.
             log.error(
                 "entry %s could not be handled and will be tried again: %s",
                 delivery.entry_id.decode(),
@@ -127,7 +126,10 @@ class Executor:
                     raise InvalidTaskPayloadError(f"the entry has no field 'payload', only {names}")
                 message = delivery.message = decode(delivery.body)
             except InvalidTaskPayloadError as error:
-                self._fail_for_good(delivery, error, attempts=delivery.count, spent=delivery.count)
+                delivery.message = message = salvage(delivery.body or b"")
+                self._fail_for_good(
+                    delivery, message, error, attempts=delivery.count, spent=delivery.count
+                )
                 return
         if message.only_group is not None and message.only_group != self._group:
             self._settle(delivery)  # a retry or a requeued letter of another group: not ours to run
@@ -143,7 +145,7 @@ class Executor:
                 f"task {task.name!r}: delivery {attempt} is beyond max_retry={task.max_retry} + "
                 f"max_lost={task.max_lost}; the ones before were lost with its process, it may never have started"
             )
-            self._fail_for_good(delivery, exceeded, attempts=attempt - 1, spent=most)
+            self._fail_for_good(delivery, message, exceeded, attempts=attempt - 1, spent=most)
             return
         if message.unique and not self._may_start(delivery, message):
             return
@@ -173,23 +175,18 @@ class Executor:
         return False
 
     def _run(self, delivery: Delivery, message: Message, task: Task[Any], attempt: int) -> None:
-        entry_id = delivery.entry_id.decode()
-        message_id = message.id or entry_id
         context = TaskContext(
-            id=message_id,
-            entry_id=entry_id,
+            delivery,
+            message,
             name=task.name,
             attempt=attempt,
             max_retry=task.max_retry,
-            enqueued_at=message.enqueued_at,
-            message=_task_message(delivery, message, attempt),
-            lost=lambda: delivery.lost,
             stopping=self._stopping,
         )
         debug = log.isEnabledFor(logging.DEBUG)
         if debug:
             log.debug(
-                "task %s started, attempt %d, message %s", task.name, attempt, message_id,
+                "task %s started, attempt %d, message %s", task.name, attempt, context.id,
                 extra={"action": "task_started"},
             )  # fmt: skip
         error = Context().run(self._call, task, context, message.payload)
@@ -199,7 +196,7 @@ class Executor:
         self._settle(delivery)
         if debug:
             log.debug(
-                "task %s succeeded, message %s", task.name, message_id,
+                "task %s succeeded, message %s", task.name, context.id,
                 extra={"action": "task_succeeded"},
             )  # fmt: skip
 
@@ -256,7 +253,7 @@ class Executor:
                 else TaskExecutionError(task.name, error)
             )
             self._fail_for_good(
-                delivery, failure, attempts=attempt, spent=task.max_retry + task.max_lost
+                delivery, message, failure, attempts=attempt, spent=task.max_retry + task.max_lost
             )
             return
         delay, problem = retry.delay_for(task.retry_delay, attempt, error)
@@ -295,7 +292,7 @@ class Executor:
                 f"no instance of group {self._group!r} registered a task {message.task_name!r} in {message.unknown} "
                 "tries: check the name, and that the worker imports the module that defines it"
             )
-            self._fail_for_good(delivery, error, attempts=message.attempt, spent=10**6)
+            self._fail_for_good(delivery, message, error, attempts=message.attempt, spent=10**6)
             return
         delay = min(_UNKNOWN_CAP, 2.0 ** min(message.unknown, 10))
         log.warning(
@@ -312,7 +309,13 @@ class Executor:
         self._settle(delivery)
 
     def _fail_for_good(
-        self, delivery: Delivery, error: TaskRunnerError, *, attempts: int, spent: int
+        self,
+        delivery: Delivery,
+        message: Message,
+        error: TaskRunnerError,
+        *,
+        attempts: int,
+        spent: int,
     ) -> None:
         """Hand it to the failed-task handler, or to the dead letters.
 
@@ -321,9 +324,8 @@ class Executor:
         if delivery.lost:
             self._in_flight.remove(delivery)
             return
-        message = delivery.message
-        name = message.task_name if message else ""
-        message_id = (message.id if message else None) or delivery.entry_id.decode()
+        name = message.task_name
+        message_id = message.id or delivery.entry_id.decode()
         log.error(
             "task %s failed for good after %d attempts, message %s: %s",
             name or "(undecodable)", attempts, message_id, describe(error), extra={"action": "task_failed"},
@@ -334,7 +336,7 @@ class Executor:
             delivery.settlement = Bury(_letter(delivery, error, name, message_id, attempts))
         else:
             try:
-                argument = _task_message(delivery, message, attempts)
+                argument = task_message(delivery, message, attempts)
                 Context().run(handler, argument, error)
             except (
                 BaseException
@@ -349,35 +351,10 @@ class Executor:
                 )
                 delivery.settlement = Park(
                     due=monotonic() + self._reclaim_delay,
-                    count=max(delivery.count, spent - (message.attempt if message else 0)),
-                    keep_lock=float(message.unique_for) if message else 0.0,
+                    count=max(delivery.count, spent - message.attempt),
+                    keep_lock=float(message.unique_for),
                 )
         self._settle(delivery)
-
-
-def _task_message(delivery: Delivery, message: Message | None, attempt: int) -> TaskMessage:
-    entry_id = delivery.entry_id.decode()
-    if message is None:
-        return TaskMessage(
-            id=entry_id,
-            entry_id=entry_id,
-            task_name="",
-            payload=None,
-            attempt=attempt,
-            unique_key=None,
-            enqueued_at=None,
-            raw=(delivery.body or b"").decode(errors="replace"),
-        )
-    return TaskMessage(
-        id=message.id or entry_id,
-        entry_id=entry_id,
-        task_name=message.task_name,
-        payload=message.payload,
-        attempt=attempt,
-        unique_key=message.lock_name,
-        enqueued_at=message.enqueued_at,
-        raw=message.text,
-    )
 
 
 def _letter(

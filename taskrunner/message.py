@@ -11,7 +11,7 @@ goes to, and when, is the business of the store.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -230,8 +230,81 @@ def _drop_strange(fields: dict[str, Any]) -> bool:
     return not any(key.casefold() in _MESSAGE for key in strange)
 
 
+_heads: dict[bytes, dict[str, Any]] = {}
+"""What stands before a message's payload, as seen so far, and the fields it decodes to. Messages of
+one task that is not unique all begin alike, so only their payload and the extra keys are left to
+read."""
+
+_MOST_HEADS = 1024
+_BEFORE_PAYLOAD = b',"payload":'
+_scan_once: Callable[[str, int], tuple[Any, int]] = vars(_decoder)["scan_once"]
+
+
+def _learn(body: bytes, at: int) -> None:
+    """Remember a head: the six fields before `payload`, in their plain form, of a task that is not
+    unique."""
+    head = body[:at]
+    if len(_heads) >= _MOST_HEADS or not head.isascii() or len(head) > 1024:
+        return
+    try:
+        fields = _load(head.decode() + "}")
+    except InvalidTaskPayloadError:  # the mark stands inside another field
+        return
+    if list(fields) == list(_FIELDS[:6]) and not _complaint(fields) and not fields["unique"]:
+        blank = vars(Message(task_name="", text=""))
+        _heads[head] = {**blank, **fields}
+
+
+def _quick(body: bytes, at: int) -> Message | None:
+    """A message whose head is known; None where anything is unusual, so that `decode` looks
+    closely.
+
+    The mark can't lie inside a string, for a quote in there is escaped.
+    """
+    known = _heads.get(body[:at])
+    if known is None:
+        return None
+    try:
+        text = body.decode()
+        payload, end = _scan_once(text, at + len(_BEFORE_PAYLOAD))
+        if text[end] == ",":
+            extras, last = _scan_once("{" + text[end + 1 :], 0)
+            if (
+                last != len(text) - end
+                or not _QUICK_EXTRAS.issuperset(extras)
+                or _complaint(extras)
+            ):
+                return None
+        elif text[end:] == "}":
+            extras = {}
+        else:
+            return None
+    except (ValueError, RecursionError, StopIteration, IndexError):
+        return None
+    if "\\" in text and text is not _paired(text):
+        return None
+    message = object.__new__(Message)  # the generated __init__ costs as much as all of the above
+    message.__dict__.update(known, payload=payload, text=text, **extras)
+    return message
+
+
+_QUICK_EXTRAS = frozenset(_EXTRAS)
+
+
 def decode(body: bytes) -> Message:
     """The message in a stream entry's `payload` field; InvalidTaskPayloadError if it is none."""
+    at = body.find(_BEFORE_PAYLOAD)
+    if at > 0:
+        message = _quick(body, at)
+        if message is not None:
+            return message
+    message = _decode(body)
+    if at > 0 and not message.unique:
+        _learn(body, at)
+    return message
+
+
+def _decode(body: bytes) -> Message:
     text = _text(body)
     whole = _paired(text)
     fields = _load(whole)

@@ -1,1 +1,59 @@
-"""Floor 5. The command line, one file per command."""
+"""Floor 5. The `taskrunner` command: what its subcommands are, and what their errors look like.
+
+One file per subcommand. Its module has `HELP` (a line for the list), `add_arguments(parser)` and
+`run(arguments) -> exit code`; its docstring is the long help. To add one, add it to `COMMANDS`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Final
+
+from taskrunner.cli import demo
+from taskrunner.errors import TaskRunnerError
+
+COMMANDS: Final[dict[str, ModuleType]] = {"demo": demo}
+
+INTERRUPTED: Final = 130  # as a shell counts an end by SIGINT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0: done; 1: it failed, and said why; 2: the arguments are wrong; 130: interrupted.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    command: ModuleType = arguments.command
+    try:
+        code: int = command.run(arguments)
+        sys.stdout.flush()
+    except TaskRunnerError as error:
+        print(f"taskrunner: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has left, as `| head` does
+        sys.stdout = None  # the interpreter would try to flush it again, and complain
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="taskrunner", description="Distributed background jobs on Redis Streams."
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        summary, _, details = (module.__doc__ or "").partition("\n\n")
+        subparser = subparsers.add_parser(
+            name,
+            help=module.HELP,
+            description=details or summary,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(subparser)
+        subparser.set_defaults(command=module)
+    return parser

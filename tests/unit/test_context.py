@@ -7,6 +7,8 @@ import pytest
 
 from taskrunner import context
 from taskrunner.context import TaskContext, TaskMessage, current_task
+from taskrunner.delivery import Delivery
+from taskrunner.message import Message
 
 MESSAGE = TaskMessage(
     id="7b0e",
@@ -20,17 +22,12 @@ MESSAGE = TaskMessage(
 )
 
 
-def _context(lost: bool = False, stopping: bool = False) -> TaskContext:
+def _context(*, lost: bool = False, stopping: bool = False) -> TaskContext:
+    message = Message(task_name="send-email", payload={"to": "secret"}, id="7b0e", text="{}")
+    delivery = Delivery(b"1-0", b"{}", "g_h_1", 2, 0.0)
+    delivery.lost = lost
     return TaskContext(
-        id=MESSAGE.id,
-        entry_id=MESSAGE.entry_id,
-        name=MESSAGE.task_name,
-        attempt=MESSAGE.attempt,
-        max_retry=3,
-        enqueued_at=MESSAGE.enqueued_at,
-        message=MESSAGE,
-        lost=lambda: lost,
-        stopping=lambda: stopping,
+        delivery, message, name="send-email", attempt=2, max_retry=3, stopping=lambda: stopping
     )
 
 
