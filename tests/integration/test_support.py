@@ -12,7 +12,17 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from taskrunner.cli.embedded import EmbeddedServer
-from tests.support import Ledger, Names, OwnServer, Proxy, eventually, faults, record
+from tests.support import (
+    Desk,
+    Ledger,
+    Names,
+    OwnServer,
+    Proxy,
+    WorkerProcess,
+    eventually,
+    faults,
+    record,
+)
 from tests.support.proxy import Framer
 
 
@@ -394,3 +404,73 @@ def test_proxy_reaches_a_unix_socket(server: EmbeddedServer) -> None:
     """The relay also stands before the shared server's Unix socket."""
     with Proxy(server.url) as proxy, plain_client(proxy.url) as through:
         assert through.ping()
+
+
+# --- worker processes ---
+
+
+def test_worker_process_runs_tasks_and_ends_in_order(
+    make_worker: Callable[..., WorkerProcess], desk: Desk, ledger: Ledger
+) -> None:
+    """Started means ready; SIGTERM ends it with 0, and the ledger has each run."""
+    worker = make_worker()
+    desk.send("note", range(50))
+    ledger.wait_finished(range(50))
+    status = worker.status()
+    assert status["state"] == "started"
+    assert "test-control" in status["threads"]
+    assert worker.stop() == 0
+    ledger.assert_once(range(50))
+    assert {run.pid for run in ledger.runs()} == {worker.pid}
+
+
+def test_worker_process_can_be_frozen_killed_and_started_again(
+    make_worker: Callable[..., WorkerProcess], desk: Desk, ledger: Ledger, tmp_path: Path
+) -> None:
+    """The handles of a chaos test; what a killed worker held runs in its next life."""
+    worker = make_worker()
+    gate = tmp_path / "gate"
+    desk.send("wait-for-file", [{"id": "held", "path": str(gate)}])
+    ledger.wait_started("held")
+    worker.pause()
+    worker.resume()
+    assert worker.status()["state"] == "started"
+    worker.kill()
+    assert worker.returncode == -9
+    gate.touch()
+    worker.start()
+    ledger.wait_finished(["held"])
+    assert [run.outcome for run in ledger.runs("held")] == [None, "returned"]
+    assert worker.stop() == 0
+
+
+def test_worker_process_shows_its_log_when_it_cannot_start(
+    make_worker: Callable[..., WorkerProcess], tasks_file: Callable[[str], Path]
+) -> None:
+    """A broken tasks module fails the test at once, with the traceback in the message."""
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        make_worker(tasks_file=tasks_file("raise SystemError('broken on purpose')"))
+
+
+def test_worker_process_takes_tasks_and_hooks_from_a_file(
+    make_worker: Callable[..., WorkerProcess],
+    desk: Desk,
+    ledger: Ledger,
+    tasks_file: Callable[[str], Path],
+) -> None:
+    """A test's own tasks, and settings that JSON can't carry."""
+    path = tasks_file("""
+        @task(name="mine")
+        def mine(payload):
+            with record(payload):
+                pass
+
+        def before(context):
+            print("hook before", context.name)
+
+        SETTINGS = {"before_task": before}
+    """)
+    worker = make_worker(tasks_file=path)
+    desk.send("mine", ["one"])
+    ledger.wait_finished(["one"])
+    assert worker.log_lines("hook before mine")
