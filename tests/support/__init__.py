@@ -8,6 +8,7 @@ from tests.support.desk import Desk, Held
 from tests.support.ledger import Ledger, Run, record
 from tests.support.names import Names
 from tests.support.proxy import Proxy, Rule
+from tests.support.recovery import assert_recovered, service_threads
 from tests.support.server import OwnServer
 from tests.support.waiting import eventually, stays
 from tests.support.worker import WorkerProcess
@@ -22,8 +23,10 @@ __all__ = [
     "Rule",
     "Run",
     "WorkerProcess",
+    "assert_recovered",
     "eventually",
     "faults",
     "record",
+    "service_threads",
     "stays",
 ]

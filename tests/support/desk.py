@@ -40,10 +40,14 @@ class Desk:
 
     def send(self, name: str, payloads: Iterable[Any], **options: Any) -> list[str | None]:
         """Dispatch one message for each payload; returns their stream ids."""
-        if name not in self._registry:
-            task(name=name, registry=self._registry)(_stand_in)
+        self.define(name)
         sent = self.runner.dispatch_many(name, payloads, **options)
         return [one.entry_id if one is not None else None for one in sent]
+
+    def define(self, name: str, **options: Any) -> None:
+        """Make the task known here, unless it is; `options` as of `@task`, e.g. `unique_for`."""
+        if name not in self._registry:
+            task(name=name, registry=self._registry, **options)(_stand_in)
 
     def length(self) -> int:
         """Return how many entries are in the stream: waiting, parked and being run."""
@@ -87,6 +91,10 @@ class Desk:
             interval=0.05,
             message=lambda: f"{self.length()} entries, pending: {self.held()[:5]}",
         )
+
+    def is_empty(self) -> bool:
+        """Whether, besides, nothing waits in the delayed set."""
+        return self.is_done() and len(self.runner.delayed) == 0
 
     def added(self) -> int:
         """Return how many entries were ever added to the stream."""
