@@ -1,0 +1,107 @@
+"""`python -m benchmarks`: measure, write every measurement to a file, print the tables."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+from benchmarks.harness import Bench, ChildError
+from benchmarks.report import collect, tables
+from benchmarks.workloads import WORKLOADS, Workload
+
+OWN = ("raw", "taskrunner")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    options = _options(arguments)
+    systems = list(OWN) if options.systems == "own" else options.systems.split(",")
+    names = [workload.name for workload in WORKLOADS]
+    wanted = names if options.workloads == "all" else options.workloads.split(",")
+    if unknown := set(wanted) - set(names):
+        print(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        return 2
+    pythons = dict.fromkeys(systems, Path(sys.executable))
+    lines: list[dict[str, Any]] = []
+    with Bench(pythons) as bench, _output(options.out) as out:
+        lines.append(_header(bench, systems, options.repeats))
+        _write(out, lines[0])
+        for workload in WORKLOADS:
+            if workload.name in wanted:
+                for line in _measure(bench, workload, systems, options):
+                    lines.append(line)
+                    _write(out, line)
+    print(json.dumps(lines[0], indent=2))
+    print()
+    print(tables(collect(lines)))
+    return 1 if any("error" in line for line in lines) else 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--systems", default="own", help="names with commas (default: own)")
+    parser.add_argument("--workloads", default="all", help="names with commas (default: all)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each measurement (default 3)")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the number of tasks")
+    parser.add_argument("--out", type=Path, help="write each measurement there, a JSON line each")
+    return parser.parse_args(arguments)
+
+
+def _measure(
+    bench: Bench, workload: Workload, systems: Sequence[str], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """All systems in turn, again and again, each time beginning with another one."""
+    chosen = [
+        system
+        for system in systems
+        if system not in workload.not_for and (not workload.only_for or system in workload.only_for)
+    ]
+    lines: list[dict[str, Any]] = []
+    for repeat in range(options.repeats if chosen else 0):
+        at = repeat % len(chosen)
+        for system in chosen[at:] + chosen[:at]:
+            bench.clear()
+            line: dict[str, Any] = {"workload": workload.name, "system": system, "repeat": repeat}
+            start = time.monotonic()
+            try:
+                line["figures"] = workload.measure(bench, system, options.scale)
+            except ChildError as error:
+                line["error"] = str(error)
+                print(f"\n{error}", file=sys.stderr)
+            line["took"] = round(time.monotonic() - start, 3)
+            print(".", end="", file=sys.stderr, flush=True)
+            lines.append(line)
+    print(f" {workload.name}", file=sys.stderr)
+    order = {system: i for i, system in enumerate(systems)}
+    return sorted(lines, key=lambda line: (order[line["system"]], line["repeat"]))
+
+
+def _header(bench: Bench, systems: Sequence[str], repeats: int) -> dict[str, Any]:
+    return {
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "server": bench.server_version,
+        "libraries": {name: version(name) for name in ("redis", "hiredis")},
+        "systems": list(systems),
+        "repeats": repeats,
+        "spin_loops": bench.loops,
+    }
+
+
+def _output(path: Path | None) -> TextIO:
+    return open(path if path is not None else os.devnull, "w")
+
+
+def _write(out: TextIO, line: dict[str, Any]) -> None:
+    out.write(json.dumps(line) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Child side: the tasks that every system runs, and the marks they leave.
+
+The same functions run everywhere, so that what differs is the way to them. Times between processes
+of one machine are compared on the wall clock where an instant was asked for, else on the monotonic
+one, which Linux and macOS share over processes.
+"""
+
+import itertools
+import resource
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+KINDS: Final = ("noop", "spin", "io", "stamp", "due", "fail")
+IO_SECONDS: Final = 0.01
+RETRY_SECONDS: Final = 0.5
+
+
+class Marks:
+    """What the tasks of this process have done; `done` is set by the last one expected."""
+
+    def __init__(self, expected: int, loops: int) -> None:
+        self.loops = loops
+        self.done = threading.Event()
+        self.warm = threading.Event()
+        self.samples: list[float] = []
+        self.first_at = 0.0
+        self.last_at = 0.0
+        self.cpu_before = 0.0
+        self._expected = expected
+        self._count = itertools.count(1).__next__
+        self._failed_at: dict[int, float] = {}
+
+    def count(self) -> None:
+        """One more task has run."""
+        number = self._count()
+        if number == 1:
+            self.cpu_before = cpu_seconds()
+            self.first_at = time.monotonic()
+        if number >= self._expected:
+            self.last_at = time.monotonic()
+            self.done.set()
+
+    def noop(self, payload: Any) -> None:
+        """Nothing but being counted."""
+        self.count()
+
+    def spin(self, payload: Any) -> None:
+        """About 50 µs of pure Python, which holds the interpreter's lock."""
+        spin(self.loops)
+        self.count()
+
+    def io(self, payload: Any) -> None:
+        """10 ms of waiting, as for a socket."""
+        if self.first_at == 0.0:
+            self.cpu_before, self.first_at = cpu_seconds(), time.monotonic()
+        time.sleep(IO_SECONDS)
+        self.count_later()
+
+    def count_later(self) -> None:
+        """As `count`, for tasks whose first mark was set at their start."""
+        if self._count() >= self._expected:
+            self.last_at = time.monotonic()
+            self.done.set()
+
+    def stamp(self, payload: Any) -> None:
+        """How long since the call; a payload of None only says that the worker is up."""
+        if payload is None:
+            self.warm.set()
+            return
+        self.samples.append(time.monotonic() - payload)
+        self.count()
+
+    def due(self, payload: Any) -> None:
+        """How long after the instant it was to run at; negative would be too early."""
+        if payload is None:
+            self.warm.set()
+            return
+        self.samples.append(time.time() - payload)
+        self.count()
+
+    def fail(self, payload: Any) -> None:
+        """Fails once; the second run says how late it came."""
+        if payload is None:
+            self.warm.set()
+            return
+        failed = self._failed_at.pop(payload, None)
+        if failed is None:
+            self._failed_at[payload] = time.monotonic()
+            raise ValueError("once")
+        self.samples.append(time.monotonic() - failed - RETRY_SECONDS)
+        self.count()
+
+    def body(self, kind: str) -> Callable[[Any], None]:
+        """The task of that kind."""
+        found: Callable[[Any], None] = getattr(self, kind)
+        return found
+
+
+def spin(loops: int) -> int:
+    """Pure Python, about as long as `loops` says."""
+    value = 0
+    for i in range(loops):
+        value += i & 3
+    return value
+
+
+def calibrate(seconds: float) -> int:
+    """How many loops of `spin` take that long on this machine now: the quickest of many tries."""
+    loops = 1000
+    best = min(_timed(loops) for _ in range(200))
+    return max(1, round(loops * seconds / best))
+
+
+def _timed(loops: int) -> float:
+    start = time.perf_counter()
+    spin(loops)
+    return time.perf_counter() - start
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process and of its children that have ended."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def resident_mib() -> float:
+    """Resident memory of this process now; its peak where the system doesn't tell."""
+    try:
+        with open("/proc/self/status") as status:
+            for line in status:
+                if line.startswith("VmRSS:"):
+                    return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # bytes on macOS
