@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 monotonic = time.monotonic
 now = time.time
+uniform = random.random  # in [0, 1)
 
 Duration: TypeAlias = float | int | timedelta
 """Seconds, or a timedelta: how every public name takes a duration."""
@@ -36,7 +37,7 @@ def seconds(value: Duration, field: str) -> float:
 
 
 def jittered(
-    interval: float, fraction: float = 0.1, random: Callable[[], float] = random.random
+    interval: float, fraction: float = 0.1, random: Callable[[], float] = uniform
 ) -> float:
     """Return the interval, moved evenly by at most the fraction of itself either way."""
     return interval * (1 + fraction * (2 * random() - 1))

@@ -164,7 +164,7 @@ class Executor:
         try:
             if lock is None or self._locks.hold(lock):
                 return True
-        except Exception as error:
+        except Exception as error:  # what is no outage goes on as a fault of ours
             if not connection.outage(error):
                 raise
             delivery.confirmed = 0.0  # Redis is away: as good as unconfirmed

@@ -3,7 +3,6 @@
 Where the wait is spent, parked or in the delayed set, is the executor's and the store's affair.
 """
 
-import random
 from collections.abc import Callable
 
 from taskrunner import clock
@@ -28,7 +27,7 @@ def may_run(attempt: int, max_retry: int, max_lost: int) -> bool:
     return attempt <= max_retry + max_lost
 
 
-def backoff(attempt: int, random: Callable[[], float] = random.random) -> float:
+def backoff(attempt: int, random: Callable[[], float] = clock.uniform) -> float:
     """Return seconds to wait after this attempt: evenly from 0 up to 1, 2, 4 … 300 s.
 
     The whole range is drawn from, so that what failed together doesn't come back together.
@@ -41,7 +40,7 @@ def delay_for(
     retry_delay: float | RetryDelay | None,
     attempt: int,
     error: BaseException,
-    random: Callable[[], float] = random.random,
+    random: Callable[[], float] = clock.uniform,
 ) -> tuple[float, BaseException | None]:
     """Return (seconds to wait before the next attempt, what was wrong with the wish or None).
 

@@ -222,7 +222,7 @@ class Settler(Service):
             return
         try:
             statuses = step(batch)
-        except Exception as error:
+        except Exception as error:  # whatever it is, the settlements are kept
             self._failed(batch, step, error)
             return
         if self._uncertain or self._strikes:

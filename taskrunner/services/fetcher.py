@@ -105,7 +105,7 @@ class Fetcher(Service):
     def _ask_id(self) -> Any:
         try:
             return self._link.call("CLIENT", "ID")
-        except Exception as error:
+        except Exception as error:  # any answer but an id will do
             if connection.lost(error):
                 raise
             return None  # not allowed to ask: `unblock` closes the socket instead

@@ -109,7 +109,7 @@ class InstanceHeartbeat(Service):
             try:
                 if self._instances.take_name(host, self.instance_id, self._ttl):
                     return host
-            except Exception as error:
+            except Exception as error:  # all but one are raised again
                 if connection.code(error) != "OOM":
                     raise
                 # Nothing can be stored now, but there is work to be drained: a name that nobody
@@ -122,7 +122,7 @@ class InstanceHeartbeat(Service):
     def _check_server(self) -> None:
         try:
             self._deliveries.connections.call("CLUSTER", "INFO")
-        except Exception as error:
+        except Exception as error:  # any refusal means that it is no cluster
             if connection.lost(error) or connection.code(error) in ("LOADING", "MASTERDOWN"):
                 raise
             self._checked = True  # "cluster support disabled", or not allowed to ask: no cluster

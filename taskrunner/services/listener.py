@@ -44,7 +44,7 @@ class Listener(Service):
         if not self._link.connected:
             try:
                 self._link.call("SUBSCRIBE", self._channel)
-            except Exception as error:
+            except Exception as error:  # all but one are raised again
                 if connection.code(error) != "NOPERM":
                     raise
                 log.warning("not allowed to subscribe to %s: polling instead", self._channel)

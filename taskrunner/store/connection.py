@@ -190,7 +190,7 @@ class Link:
 
     def close(self) -> None:
         """Close the socket; the next call opens a new one."""
-        with suppress(Exception):
+        with suppress(Exception):  # it is gone either way
             self._connection.disconnect()
 
 
