@@ -6,6 +6,7 @@ the thread that fetched it fills it, the worker that runs it sets `message`, `st
 again) changes `consumer` and `count`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from taskrunner.message import Message
@@ -36,7 +37,7 @@ class Delivery:
     ) -> None:
         self.entry_id = entry_id
         self.body = body  # None where the entry has no `payload` field
-        self.fields: list[bytes] = []  # what such an entry has instead
+        self.fields: Sequence[bytes] = ()  # what such an entry has instead
         self.consumer = consumer
         self.count = count
         self.received = received  # monotonic
