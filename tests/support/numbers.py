@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 import attrs
 import redis
 
-from taskrunner import RedisStreamQueue, Registry, Task, TaskRunner, Timings, task
+from taskrunner import RedisStreamQueue, Registry, Task, TaskRunner, Timings, keys, task
 from tests.support.names import Names
 from tests.support.waiting import eventually
 
@@ -65,16 +65,30 @@ class Crew:
         return runner
 
     def start(self, *, leads: bool | None = None, **options: Any) -> TaskRunner:
-        """A runner that works; with `leads`, that has become the leader (or is known not to be)."""
+        """A runner that works; with `leads`, one that is counted, and leads (or doesn't)."""
         runner = self.make(**options)
         runner.start()
         if leads is not None:
-            eventually(lambda: runner.is_leader is leads and self.is_present(runner))
+            eventually(
+                lambda: (
+                    runner.is_leader is leads
+                    and self.is_present(runner)
+                    and keys.consumer(self.names.group, runner.host, 1) in self.consumers()
+                )
+            )
         return runner
 
     def is_present(self, runner: TaskRunner) -> bool:
         """Whether the runner's presence key lives."""
         return bool(self.client.exists(presence(runner.host)))
+
+    def consumers(self) -> set[str]:
+        """The names of the group's consumers; none where there is no group."""
+        try:
+            rows: Any = self.client.xinfo_consumers(self.names.stream, self.names.group)
+        except redis.ResponseError:
+            return set()
+        return {row["name"].decode() for row in rows}
 
     def figures(self) -> dict[str, int]:
         """The group's hash of timings."""
