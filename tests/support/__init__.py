@@ -8,7 +8,7 @@ from tests.support.desk import Desk, Held
 from tests.support.ledger import Ledger, Run, record
 from tests.support.names import Names
 from tests.support.proxy import Proxy, Rule
-from tests.support.recovery import assert_recovered, service_threads
+from tests.support.recovery import assert_recovered, assert_said_once, service_threads
 from tests.support.server import OwnServer
 from tests.support.waiting import eventually, stays
 from tests.support.worker import WorkerProcess
@@ -24,6 +24,7 @@ __all__ = [
     "Run",
     "WorkerProcess",
     "assert_recovered",
+    "assert_said_once",
     "eventually",
     "faults",
     "record",

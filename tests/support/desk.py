@@ -1,5 +1,7 @@
 """The test's own side of a queue: dispatches to it and looks into it; starts nothing."""
 
+import time
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,6 +9,7 @@ import attrs
 import redis
 
 from taskrunner import RedisStreamQueue, Registry, TaskRunner, task
+from taskrunner.message import encode, encode_payload
 from tests.support.names import Names
 from tests.support.waiting import eventually
 
@@ -48,6 +51,40 @@ class Desk:
         """Make the task known here, unless it is; `options` as of `@task`, e.g. `unique_for`."""
         if name not in self._registry:
             task(name=name, registry=self._registry, **options)(_stand_in)
+
+    def strand(
+        self, name: str, payloads: Iterable[Any], *, idle: float, consumer: str = "stranger"
+    ) -> list[str]:
+        """Leave messages pending for a consumer behind which nobody is, silent for `idle` seconds.
+
+        Added and read in one step, so no worker gets them first.
+        """
+        stream, group = self.names.stream, self.names.group
+        eventually(self._all_is_read, 5)
+        bodies = [
+            encode(
+                name,
+                encode_payload(payload, 10_000_000),
+                id=str(uuid.uuid4()),
+                enqueued_at=time.time(),
+                reservation_timeout_ns=10**9,
+            )
+            for payload in payloads
+        ]
+        with self.client.pipeline(transaction=True) as pipe:
+            for body in bodies:
+                pipe.xadd(stream, {"payload": body})
+            pipe.xreadgroup(group, consumer, {stream: ">"}, count=len(bodies))
+            *added, read = pipe.execute()
+        assert [entry_id for entry_id, _ in read[0][1]] == added, "another message came in between"
+        self.client.xclaim(stream, group, consumer, 0, added, idle=round(idle * 1000), justid=True)
+        return [entry_id.decode() for entry_id in added]
+
+    def _all_is_read(self) -> bool:
+        stream: Any = self.client.xinfo_stream(self.names.stream)
+        groups: Any = self.client.xinfo_groups(self.names.stream)
+        last = {group["name"].decode(): group["last-delivered-id"] for group in groups}
+        return bool(last.get(self.names.group) == stream["last-generated-id"])
 
     def length(self) -> int:
         """Return how many entries are in the stream: waiting, parked and being run."""
