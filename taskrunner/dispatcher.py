@@ -166,18 +166,26 @@ class StreamDispatcher:
         try:
             return self._connections.run(script, names, command[count + 1 :])
         except Exception as error:
-            lock = prepared.lock
-            if lock is not None and connection.lost(error) and self._holds(lock):
-                # It was carried out, only the answer was lost; a delayed one's due time is not
-                # known again.
-                return b"" if script is _ADD_UNIQUE else [2, command[count + 2]]
+            if connection.lost(error) and self._was_sent(prepared):
+                return self._unanswered(prepared)
             raise
 
-    def _holds(self, lock: Lock) -> bool:
+    def _was_sent(self, prepared: Prepared) -> bool:
+        """Whether a unique message whose reply was lost holds its own lock: then it is there."""
+        lock = prepared.lock
         try:
-            return self._locks.holder(lock.key) == lock.token
+            return lock is not None and self._locks.holder(lock.key) == lock.token
         except Exception:  # still away: the caller gets the first error
             return False
+
+    def _unanswered(self, prepared: Prepared) -> Any:
+        """The reply that was lost, as far as it can be known: no entry id, and the due time by our
+        clock."""
+        if prepared.script is _ADD_UNIQUE:
+            return b""
+        count = int(prepared.command[0])
+        kind, value = prepared.command[count + 1], float(prepared.command[count + 2])
+        return [2, value if kind == "at" else clock.now() + value]
 
     def _send_chunk(self, chunk: list[Prepared]) -> list[Dispatched | None]:
         script = chunk[0].script
@@ -188,7 +196,12 @@ class StreamDispatcher:
             # connection's server.
             commands = [("EVALSHA", script.sha, *prepared.command) for prepared in chunk]
             commands[0] = ("EVAL", script.text, *chunk[0].command)
-            replies = self._connections.calls(commands)
+            try:
+                replies = self._connections.calls(commands)
+            except Exception as error:
+                if not connection.lost(error) or not all(self._was_sent(one) for one in chunk):
+                    raise
+                replies = [self._unanswered(one) for one in chunk]
             for i, reply in enumerate(replies):
                 if (
                     isinstance(reply, Exception) and connection.code(reply) == "NOSCRIPT"

@@ -27,8 +27,8 @@ from taskrunner.errors import (
 )
 from taskrunner.in_flight import InFlight
 from taskrunner.message import Message, decode, salvage
-from taskrunner.reports import Reports
-from taskrunner.settler import Bury, Park, Postpone, Settler, lock_of
+from taskrunner.reports import Health, Reports
+from taskrunner.settler import UNSEEN, Bury, Park, Postpone, Settler, lock_of
 from taskrunner.store import connection
 from taskrunner.store.unique import UniqueLocks
 from taskrunner.task import Registry, Task
@@ -72,6 +72,7 @@ class Executor:
         limits: Limits,
         timings: Timings,
         reports: Reports,
+        health: Health,
         confirm: Callable[[], None],
         renew_early: Callable[[], None],
         stopping: Callable[[], bool],
@@ -86,6 +87,7 @@ class Executor:
         self._limits = limits
         self._timings = timings
         self._reports = reports
+        self._health = health
         self._confirm = confirm
         self._renew_early = renew_early
         self._stopping = stopping
@@ -132,6 +134,7 @@ class Executor:
                 )
                 return
         if message.only_group is not None and message.only_group != self._group:
+            delivery.settlement = UNSEEN
             self._settle(delivery)  # a retry or a requeued letter of another group: not ours to run
             return
         task = self._registry.get(message.task_name)
@@ -143,7 +146,8 @@ class Executor:
         if attempt > most:
             exceeded = MaxRetryExceededError(
                 f"task {task.name!r}: delivery {attempt} is beyond max_retry={task.max_retry} + "
-                f"max_lost={task.max_lost}; the ones before were lost with its process, it may never have started"
+                f"max_lost={task.max_lost}. Earlier ones were lost with its process, so it may "
+                "never have started; or the failed-task handler raised, and is called again"
             )
             self._fail_for_good(delivery, message, exceeded, attempts=attempt - 1, spent=most)
             return
@@ -155,6 +159,7 @@ class Executor:
 
     def _set_aside(self, delivery: Delivery) -> None:
         """The heartbeat asks who owns it, and submits it again if it is ours."""
+        delivery.started = 0.0
         delivery.waiting = True
         self._confirm()
 
@@ -162,14 +167,18 @@ class Executor:
         """Hold the unique lock, or put the delivery off, uncounted."""
         lock = lock_of(message, max(1, message.unique_for) * 1000)
         try:
-            if lock is None or self._locks.hold(lock):
-                return True
+            held = lock is None or self._locks.hold(lock)
         except Exception as error:  # what is no outage goes on as a fault of ours
             if not connection.outage(error):
                 raise
-            delivery.confirmed = 0.0  # Redis is away: as good as unconfirmed
-            self._set_aside(delivery)
-            return False
+            self._health.failed("unique locks", error)
+            if connection.lost(error):
+                self._set_aside(delivery)  # the next renewal that comes through starts it again
+                return False
+        else:
+            if held:
+                self._health.succeeded("unique locks")
+                return True
         delivery.settlement = Park(due=monotonic() + _PUT_OFF, count=max(0, delivery.count - 1))
         self._settle(delivery)
         return False
@@ -287,7 +296,7 @@ class Executor:
         """A newer instance may know the task: it goes around, its attempts unspent, for a bounded
         number of times."""
         moves = message.unknown + 1
-        if moves > self._config.unknown_task_deliveries:
+        if moves >= self._config.unknown_task_deliveries:
             error = TaskNotFoundError(
                 f"no instance of group {self._group!r} registered a task {message.task_name!r} in {message.unknown} "
                 "tries: check the name, and that the worker imports the module that defines it"

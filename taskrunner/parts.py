@@ -120,6 +120,7 @@ class Parts:
             limits=self.limits,
             timings=self.timings,
             reports=reports,
+            health=health,
             confirm=lambda: self.heartbeat.wake(),
             renew_early=lambda: self.heartbeat.wake(),
             stopping=self.stop_asked.is_set,
@@ -279,29 +280,33 @@ class Parts:
         return drained
 
     def _quiet(self, deadline: float) -> None:
-        readers = (*self.fetchers, self.reclaimer)
-        for service in (*readers, self.poller, self.tuner, self.janitor, self.listener):
+        """Nothing new comes in, the unstarted goes back, and another instance may lead."""
+        self.heartbeat.draining = True
+        for service in (*self.fetchers, self.reclaimer, self.poller, self.tuner, self.janitor):
             service.stop()
+        self.listener.stop()
         self.listener.interrupt()
+        self.elector.stop()
         hurry = min(deadline, monotonic() + 1.0)
-        while not all(reader.join(0.02) for reader in self.fetchers):
+        while not all(fetcher.join(0.02) for fetcher in self.fetchers):
             for fetcher in self.fetchers:
                 if fetcher.alive:
                     fetcher.unblock() if monotonic() < hurry else fetcher.interrupt()
             if monotonic() > max(hurry, deadline) + _LEAVE / 2:
                 break
         self.reclaimer.join(max(0.1, min(deadline, monotonic() + 1.0) - monotonic()))
+        self._hand_back()
+        self.pool.stop()
+
+    def _hand_back(self) -> None:
         for delivery in self.pool.take_back(self.pool.buffered):
             delivery.settlement = hand_back(delivery)
             self.settler.put(delivery)
-        for delivery in self.in_flight.snapshot():
-            if delivery.waiting:
-                delivery.settlement = hand_back(delivery)
-                self.settler.put(delivery)
-        self.pool.stop()
 
     def _cut_off(self) -> None:
         """The process ends before these do: due elsewhere in 3 s, and it cost them no attempt."""
+        self.heartbeat.stop()  # it would find them taken over
+        self.heartbeat.join(0.5)
         running = self.pool.running()
         log.warning(
             "%d tasks still run at the end of shutdown_timeout; they will run again elsewhere",
@@ -320,18 +325,18 @@ class Parts:
                 return
             self._gone = True
         self.watchdog.stop()
+        self.reclaimer.join(max(0.0, deadline - monotonic()) / 2)
+        self._hand_back()  # what a slow answer still brought
         self.settler.finish(deadline)
         self.heartbeat.stop()
         self.limits.stop()
         self.writer.stop()
-        self.elector.stop()
         self.instance.stop()
         self.writer.join(max(0.0, deadline - monotonic()))
         self.elector.join(max(0.0, deadline - monotonic()))
         self.instance.join(max(0.0, deadline - monotonic()))
-        for step in (self.elector.resign, self.instance.leave):
-            with suppress(Exception):  # then the keys run out by themselves
-                step()
+        with suppress(Exception):  # Redis is away: the presence key runs out by itself
+            self.instance.leave()
         if self.reporter is not None:
             self.reporter.stop()
             self.reporter.join(0.5)

@@ -65,7 +65,7 @@ def _light(error: BaseException) -> BaseException:
     (BL-17)."""
     if isinstance(error, TaskExecutionError):
         return TaskExecutionError(error.task_name, TaskRunnerError(describe(error.args[1])))
-    if isinstance(error, TaskRunnerError):
+    if type(error).__module__ == TaskRunnerError.__module__:
         return type(error)(*error.args)
     return TaskRunnerError(describe(error))
 

@@ -99,6 +99,7 @@ class TaskRunner:
         self._ended = threading.Event()
         self._notify: Callable[[], None] | None = None  # wakes run_forever
         self._fatal: Exception | None = None
+        self._forever = False
         if registry.dispatcher is None:
             self.make_default()
         _forget_in_children(self)
@@ -210,9 +211,11 @@ class TaskRunner:
         with self._lock:
             if self._state not in ("init", "stopped"):
                 raise AlreadyStartedError(f"the runner is {self._state}; stop() it first")
-            self._state = "starting"
             self._fatal = None
             self._ended.clear()
+            if self._state == "stopped":  # the last words of the former life must not meet this one
+                self.instance_id = new_instance_id()
+            self._state = "starting"
             parts = Parts(
                 config=self.config,
                 queue=self.queue,
@@ -260,9 +263,12 @@ class TaskRunner:
             if parts is None or self._state in ("init", "stopped"):
                 return True
             self._state = "stopping"
-        drained = parts.stop(deadline, exiting=exiting)
-        if drained or exiting:
-            self._left(parts)
+        drained = False
+        try:
+            drained = parts.stop(deadline, exiting=exiting)
+        finally:
+            if drained or exiting:
+                self._left(parts)
         return drained
 
     def _left(self, parts: Parts) -> None:
@@ -283,7 +289,17 @@ class TaskRunner:
         self._fatal = error
         log.critical("giving up: %s", describe(error), extra={"action": "runner_gave_up"})
         self._reports.add("runner_gave_up", error)
-        Once("give-up", lambda: self._stop(self.config.shutdown_timeout, exiting=False)).start()
+        exiting = self._forever
+        Once("give-up", lambda: self._stop(self.config.shutdown_timeout, exiting=exiting)).start()
+
+    def _run_with_signals(self) -> None:
+        with Signals(lambda: self._stop(self.config.shutdown_timeout, exiting=True)) as signals:
+            self._notify = signals.wake
+            try:
+                self.start()
+                signals.wait(self._ended.is_set)
+            finally:
+                self._notify = None
 
     def _forget(self) -> None:
         """In a forked child none of the threads lives: the runner is new there, can dispatch and be
@@ -294,6 +310,7 @@ class TaskRunner:
         self._ended = threading.Event()
         self._notify = None
         self._fatal = None
+        self._forever = False
         self.instance_id = new_instance_id()
 
     def __enter__(self) -> Self:
@@ -316,17 +333,15 @@ class TaskRunner:
         back. Raises SystemExit(1) when the runner had to give up, AlreadyStartedError when it runs
         already.
         """
-        if threading.current_thread() is threading.main_thread():
-            with Signals(lambda: self._stop(self.config.shutdown_timeout, exiting=True)) as signals:
-                self._notify = signals.wake
-                try:
-                    self.start()
-                    signals.wait(self._ended.is_set)
-                finally:
-                    self._notify = None
-        else:
-            self.start()
-            self._ended.wait()
+        self._forever = True
+        try:
+            if threading.current_thread() is threading.main_thread():
+                self._run_with_signals()
+            else:
+                self.start()
+                self._ended.wait()
+        finally:
+            self._forever = False
         if self._fatal is not None:
             raise SystemExit(1)
 

@@ -19,7 +19,7 @@ from taskrunner.errors import DeliveryLostError, TaskRunnerError, describe
 from taskrunner.in_flight import InFlight
 from taskrunner.message import Message, to_delayed
 from taskrunner.reports import Health, Reports
-from taskrunner.service import Service
+from taskrunner.service import Backoff, Service
 from taskrunner.store import connection, group
 from taskrunner.store.group import ConsumerGroup, Lock
 
@@ -27,6 +27,8 @@ _LINGER: Final = 0.0015
 _MOST: Final = 500
 _WAITING_BYTES: Final = 64 * 1024 * 1024
 _STRIKES: Final = 3
+_LARGE: Final = 1024 * 1024
+_SETTLEMENTS: Final = "settlements"  # what the reports of an outage call it
 
 log = logging.getLogger("taskrunner.settler")
 
@@ -58,6 +60,12 @@ class Bury:
     fields: tuple[tuple[str, str], ...]
     without_body: bool = False
 
+
+class _Unseen:
+    """Acknowledge what is another group's: its unique lock is not ours to release."""
+
+
+UNSEEN: Final = _Unseen()
 
 Settlement = Park | Postpone | Bury
 
@@ -109,6 +117,8 @@ class Settler(Service):
             self._queue.put
         )  # the hot path's way in: a delivery whose `settlement` says what to do
         self._refused: list[Delivery] = []  # kept until Redis takes them
+        self._trying = 0  # of those, how many are on their way again
+        self._refusals = Backoff()
         self._again_at = 0.0
         self._uncertain: set[bytes] = set()  # sent, reply lost: a later "not yours" is no news
         self._strikes: dict[bytes, int] = {}
@@ -118,16 +128,16 @@ class Settler(Service):
 
     def congested(self) -> bool:
         """Whether so much waits for Redis that nothing more should be fetched."""
-        if not self._refused:
+        if not self._refusals.waiting:
             return False
-        if len(self._refused) + self._queue.qsize() >= self._most_waiting:
+        if self.unsettled >= self._most_waiting:
             return True
         return sum(len(delivery.body or b"") for delivery in list(self._refused)) >= _WAITING_BYTES
 
     @property
     def unsettled(self) -> int:
         """How many settlements Redis has not accepted yet."""
-        return len(self._refused) + self._queue.qsize()
+        return len(self._refused) + self._trying + self._queue.qsize()
 
     def wake(self) -> None:
         super().wake()
@@ -176,7 +186,9 @@ class Settler(Service):
         except Empty:
             pass
         if self._refused and monotonic() >= self._again_at:
-            batch, self._refused = self._refused + batch, []
+            batch = self._refused + batch
+            self._trying = len(batch)
+            self._refused = []
         elif self._refused and self._down:
             self._refused += batch
             batch = []
@@ -193,7 +205,9 @@ class Settler(Service):
         single: list[Delivery] = []
         for delivery in batch:
             settlement = delivery.settlement
-            if settlement is None:
+            if settlement is UNSEEN:
+                plain.append(delivery)
+            elif settlement is None:
                 message = delivery.message
                 (unique if message is not None and message.unique else plain).append(delivery)
             else:
@@ -208,11 +222,12 @@ class Settler(Service):
         for delivery in single:
             step = self._bury if isinstance(delivery.settlement, Bury) else self._postpone
             self._try([delivery], step)
+        self._trying = 0
         if self._refused:
-            self._again_at = monotonic() + self._backoff.next()
+            self._again_at = monotonic() + self._refusals.next()
         else:
-            self._backoff.reset()
-            self._health.succeeded(self.name)
+            self._refusals.reset()
+            self._health.succeeded(_SETTLEMENTS)
 
     def _try(
         self, batch: list[Delivery], step: Callable[[list[Delivery]], Sequence[int] | None]
@@ -230,8 +245,17 @@ class Settler(Service):
         elif statuses is not None:
             self._check_lost(batch, statuses, uncertain=False)
         self._in_flight.remove_ids([delivery.entry_id for delivery in batch])
+        if statuses is not None:
+            self._schedule(batch, statuses)
         if any(delivery.alone for delivery in batch):
             self._settled_alone()
+
+    def _schedule(self, batch: list[Delivery], statuses: Sequence[int]) -> None:
+        """Have parked retries claimed when due: only now that they are out of the table."""
+        for delivery, status in zip(batch, statuses, strict=True):
+            settlement = delivery.settlement
+            if status == group.MOVED and type(settlement) is Park and settlement.due is not None:
+                self._parked(delivery.entry_id, settlement.due)
 
     # --- the steps ---
 
@@ -256,11 +280,7 @@ class Settler(Service):
             )
             lock = lock_of(delivery.message, round((delay + settlement.keep_lock) * 1000))
             parks.append(group.Park(delivery, idle, settlement.count, lock))
-        statuses = self._deliveries.park(parks, self._host())
-        for delivery, status in zip(batch, statuses, strict=True):
-            if status == group.MOVED and delivery.settlement.due is not None:
-                self._parked(delivery.entry_id, delivery.settlement.due)
-        return statuses
+        return self._deliveries.park(parks, self._host())
 
     def _postpone(self, batch: list[Delivery]) -> list[int]:
         (delivery,) = batch
@@ -298,24 +318,25 @@ class Settler(Service):
         step: Callable[[list[Delivery]], Sequence[int] | None],
         error: Exception,
     ) -> None:
-        self._health.failed(self.name, error)
-        if connection.outage(error):
-            if connection.lost(error):
-                self._down = True
-                self._uncertain.update(delivery.entry_id for delivery in batch)
-                if len(batch) == 1 and isinstance(batch[0].settlement, Postpone):
-                    self._strike(batch[0], error)
-            self._refused += batch
-        elif len(batch) > 1:
-            for delivery in batch:  # find the one that can't be accepted; the others are
+        self._health.failed(_SETTLEMENTS, error)
+        if connection.lost(error):
+            self._down = True
+            self._uncertain.update(delivery.entry_id for delivery in batch)
+            if len(batch) == 1 and not connection.timed_out(error):
+                self._strike(batch[0], error)
+        elif len(batch) > 1 and not connection.outage(error):
+            for delivery in batch:  # find the one that isn't accepted; the others are
                 self._try([delivery], step)
-        else:
+            return
+        elif connection.too_large(error):
             self._impossible(batch[0], error)
-            self._refused += batch
+        self._refused += batch
 
     def _strike(self, delivery: Delivery, error: Exception) -> None:
-        """A server that hangs up on one message while it answers others will never take it: too
-        large for it."""
+        """A server that hangs up on one large message while it answers others will never take
+        it."""
+        if not isinstance(delivery.settlement, Postpone) or len(delivery.body or b"") < _LARGE:
+            return
         try:
             self._deliveries.connections.call("PING")
         except Exception:  # away altogether
@@ -327,6 +348,9 @@ class Settler(Service):
             self._impossible(delivery, error)
 
     def _impossible(self, delivery: Delivery, error: Exception) -> None:
+        """It goes to the dead letters without its body; an acknowledgement is never given up."""
+        if delivery.settlement is None or delivery.settlement is UNSEEN:
+            return
         size = len(delivery.body or b"")
         task = delivery.message.task_name if delivery.message else ""
         text = f"Redis refused to store its {size} bytes: {describe(error)}"

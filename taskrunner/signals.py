@@ -26,6 +26,7 @@ class Signals:
 
     def __init__(self, stop: Callable[[], object]) -> None:
         self._stop = stop
+        self._pid = os.getpid()
         self._first: str | None = None
         self._stopper: Once | None = None
 
@@ -39,7 +40,8 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._former.items():
-            signal.signal(number, handler)
+            # None: a handler that was not set from Python can't be put back
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._former_fd)
         write, self._write = self._write, -1
         os.close(self._read)
@@ -52,6 +54,8 @@ class Signals:
 
     def wait(self, ended: Callable[[], bool]) -> None:
         """Until `ended`, stopping in order when a signal asks for it."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
         while not ended():
             if self._first is not None and self._stopper is None:
                 log.info(
@@ -61,11 +65,16 @@ class Signals:
                 )
                 self._stopper = Once("stop", self._stop)
                 self._stopper.start()
-            select.select([self._read], [], [], 0.5)
+            poll.poll(500)
             with suppress(OSError):
                 os.read(self._read, 4096)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a forked child has the handler, and nothing to stop
+            former = self._former[signal.Signals(number)]
+            signal.signal(number, signal.SIG_DFL if former is None else former)
+            os.kill(os.getpid(), number)
+            return
         name = signal.Signals(number).name
         if self._first is None:
             self._first = name

@@ -11,19 +11,26 @@ from taskrunner import keys
 from taskrunner.clock import monotonic
 from taskrunner.delivery import Delivery
 from taskrunner.in_flight import InFlight
-from taskrunner.store.group import HAND_BACK_IDLE_MS, ConsumerGroup, Park
+from taskrunner.store.group import (
+    HAND_BACK_IDLE_MS,
+    NOT_PRESENT,
+    ConsumerGroup,
+    Park,
+    next_id,
+)
 
 _PAGE: Final = 500
 
 
 def park_unseen(
     deliveries: ConsumerGroup, in_flight: InFlight, *, consumer: str, host: str, instance_id: str
-) -> int:
-    """Park what is pending for `consumer` and not in the table; returns how many.
+) -> bool:
+    """Park what is pending for `consumer` and not in the table; whether that is done with.
 
     Only while the host's presence key holds our id: a namesake's deliveries are not ours to judge.
+    False where the key is gone for now: it will be taken again.
     """
-    found, after = 0, b"-"
+    after = b"-"
     while True:
         rows = deliveries.pending_of(consumer, after, _PAGE)
         now = monotonic()
@@ -38,7 +45,8 @@ def park_unseen(
         ]
         if parks:
             statuses = deliveries.park(parks, host, guard=instance_id, presence=keys.presence(host))
-            found += sum(status == 1 for status in statuses)
+            if NOT_PRESENT in statuses:
+                return False
         if len(rows) < _PAGE:
-            return found
-        after = b"(" + rows[-1].entry_id
+            return True
+        after = next_id(rows[-1].entry_id)

@@ -192,7 +192,11 @@ class WorkerPool:
 
     def room_for_new(self) -> int:
         """The fetchers' share: half of the room while overdue entries wait for the other half."""
-        room = max(0, self.room() - self._reading)
+        room = self.room()
+        if room and room <= self._reading:  # the other fetchers' answers will fill it
+            self._roomy.clear()
+            return 0
+        room -= self._reading if room else 0
         if not self._overdue or room == 0:
             return room
         if room > 1:

@@ -9,6 +9,7 @@ import logging
 import math
 import secrets
 from base64 import b64encode
+from hashlib import sha1
 from typing import Any, Final
 
 from taskrunner import keys
@@ -101,7 +102,7 @@ class DelayedPoller(Service):
                 reservation_timeout_ns=renewal,
                 unique=(math.ceil(task.unique_for), name, lock.token),
             )
-            put_off = min(_PUT_OFF_CAP, 2.0 ** min(self._put_off.get(member, 0), 10))
+            put_off = min(_PUT_OFF_CAP, 2.0 ** min(self._put_off.get(_digest(member), 0), 10))
             return Promotion(
                 member=member, kind="take", body=body, lock=lock, put_off_to=now + put_off
             )
@@ -132,14 +133,16 @@ class DelayedPoller(Service):
         if status == _PUT_OFF:
             if len(self._put_off) >= _MOST_PUT_OFF:
                 self._put_off.clear()
-            times = self._put_off[promotion.member] = self._put_off.get(promotion.member, 0) + 1
+            key = _digest(promotion.member)
+            times = self._put_off[key] = self._put_off.get(key, 0) + 1
             if times == 1:
                 log.warning(
                     "a delayed message waits for its unique lock %s, which another message holds",
                     promotion.lock.key if promotion.lock else "",
                 )
             return
-        self._put_off.pop(promotion.member, None)
+        if self._put_off:
+            self._put_off.pop(_digest(promotion.member), None)
         if promotion.kind == "dead" and status == 1:
             error = InvalidTaskPayloadError(promotion.body)
             log.error(
@@ -147,3 +150,7 @@ class DelayedPoller(Service):
                 promotion.body, extra={"action": "task_failed"},
             )  # fmt: skip
             self._reports.add("task_failed", error)
+
+
+def _digest(member: bytes) -> bytes:
+    return sha1(member, usedforsecurity=False).digest()

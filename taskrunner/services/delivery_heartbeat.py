@@ -16,7 +16,7 @@ from taskrunner.reports import Health, Reports
 from taskrunner.service import LONGEST_BACKOFF, Backoff, Service
 from taskrunner.services.instance_heartbeat import InstanceHeartbeat
 from taskrunner.settler import Settler, hand_back, lock_of, report_lost
-from taskrunner.store.group import HELD_BY_ANOTHER, MOVED, NOT_PENDING, ConsumerGroup
+from taskrunner.store.group import BODY_GONE, HELD_BY_ANOTHER, MOVED, ConsumerGroup
 from taskrunner.worker_pool import WorkerPool
 
 _LOOK: Final = 0.5
@@ -51,6 +51,7 @@ class DeliveryHeartbeat(Service):
         self._third = reclaim_delay / 3
         self._hand_back_after = hand_back_after
         self._backoff = Backoff(min(LONGEST_BACKOFF, self._third))
+        self.draining = False  # a stop was asked for: nothing is started any more
 
     def tick(self) -> float:
         now = monotonic()
@@ -88,20 +89,34 @@ class DeliveryHeartbeat(Service):
             )
         statuses = self._deliveries.renew(requests)
         for delivery, status in zip(held, statuses, strict=True):
+            delivery.confirmed = (
+                sent  # an answer, whatever it says: nothing has to wait for this one
+            )
             if status == MOVED:
-                delivery.confirmed = sent
-                if delivery.waiting:
-                    delivery.waiting = False
-                    self._pool.submit([delivery])
+                self._go_on(delivery)
             elif delivery.settlement is not None:
                 continue  # on its way out: the settler knows better
             elif status == HELD_BY_ANOTHER:
                 report_lost(self._reports, delivery)
                 self._in_flight.remove(delivery)
-            elif status == NOT_PENDING and delivery.waiting:
-                # Finished elsewhere, or the group was lost: then it is delivered anew. What runs
-                # stays in the table, so that it is not started a second time beside itself.
+            elif not delivery.started:
+                # Finished elsewhere, deleted by hand, or the group was lost, which delivers it
+                # anew. What runs stays in the table, so that it isn't started beside itself.
+                delivery.lost = True
                 self._in_flight.remove(delivery)
+                if status == BODY_GONE:
+                    self._settler.put(delivery)  # acknowledged
+
+    def _go_on(self, delivery: Delivery) -> None:
+        """It was set aside until this: run it, or hand it back when the runner is stopping."""
+        if not delivery.waiting:
+            return
+        delivery.waiting = False
+        if self.draining:
+            delivery.settlement = hand_back(delivery)
+            self._settler.put(delivery)
+        else:
+            self._pool.submit([delivery])
 
     def _hand_back(self, held: list[Delivery], now: float) -> None:
         """Where other instances live, what has waited unstarted for a second is theirs to take."""
@@ -120,8 +135,9 @@ class DeliveryHeartbeat(Service):
 
 def _read_unique(delivery: Delivery) -> None:
     """Decode a buffered unique message early: its lock is renewed from the moment we hold it."""
-    if delivery.message is None and delivery.body and b'"unique":true' in delivery.body:
+    body = delivery.body
+    if delivery.message is None and body and b'"unique"' in body and b'"unique":false' not in body:
         try:
-            delivery.message = decode(delivery.body)
+            delivery.message = decode(body)
         except InvalidTaskPayloadError:  # the worker that takes it says so
             return

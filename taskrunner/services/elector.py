@@ -7,6 +7,7 @@ the network does (D3, D4).
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from taskrunner.clock import jittered, monotonic
@@ -74,11 +75,11 @@ class Elector(Service):
         self._lose()
         self.wake()
 
-    def resign(self) -> None:
+    def close(self) -> None:
         """Give the lease up, so that a follower takes it at once."""
-        self._deadline = 0.0
-        self.lease.release(channel=self._channel, message=RELEASED)
         self._lose()
+        with suppress(Exception):  # Redis is away: it runs out
+            self.lease.release(channel=self._channel, message=RELEASED)
 
     def _lose(self) -> None:
         self._deadline = 0.0

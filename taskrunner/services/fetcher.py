@@ -90,7 +90,7 @@ class Fetcher(Service):
             if connection.missing_group(error):
                 self._deliveries.create()
                 return
-            if connection.lost(error):
+            if not connection.answered(error):
                 self._read_as.add((host, consumer))
             raise
         finally:
@@ -111,25 +111,27 @@ class Fetcher(Service):
             return None  # not allowed to ask: `unblock` closes the socket instead
 
     def _recover(self, host: str, consumer: str) -> None:
-        park_unseen(
+        if park_unseen(
             self._deliveries,
             self._in_flight,
             consumer=consumer,
             host=host,
             instance_id=self._instance.instance_id,
-        )
-        self._read_as.discard((host, consumer))
+        ):
+            self._read_as.discard((host, consumer))
 
     def unblock(self) -> None:
         """End the present blocking read; called again until the thread is gone."""
         self._pool.wake()
         if self._client_id is not None:
-            link = self._deliveries.connections.open(read_timeout=_UNBLOCK_TIMEOUT)
+            link = self._deliveries.connections.open(
+                read_timeout=_UNBLOCK_TIMEOUT, connect_timeout=_UNBLOCK_TIMEOUT
+            )
             try:
                 link.call("CLIENT", "UNBLOCK", self._client_id)
                 return
-            except Exception:  # Redis is silent, or forbids it
-                pass
+            except Exception:  # Redis is silent, or forbids it: not asked again
+                self._client_id = None
             finally:
                 link.close()
         self._link.interrupt()

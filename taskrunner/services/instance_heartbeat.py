@@ -95,6 +95,7 @@ class InstanceHeartbeat(Service):
                 "host name %s was taken by another process while this one was silent", self.host
             )
             self.former.add(self.host)
+            self.host = None  # nothing more is read under it, also while no other name can be had
         self.host = self._take_name()
         if self.host != self._wanted:
             log.warning(

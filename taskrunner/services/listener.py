@@ -50,6 +50,7 @@ class Listener(Service):
                 log.warning("not allowed to subscribe to %s: polling instead", self._channel)
                 return _NOT_ALLOWED
             self._due()  # what was said while we did not listen
+            return 0.0
         try:
             message = self._link.listen()
         except Exception as error:

@@ -29,8 +29,8 @@ class MetricsWriter(Service):
     def tick(self) -> float:
         self._write_claim_delays()
         if monotonic() >= self._next_timings:
-            self._next_timings = monotonic() + _TIMINGS
             self._write_timings()
+            self._next_timings = monotonic() + _TIMINGS
         return _CLAIM_DELAYS
 
     def close(self) -> None:

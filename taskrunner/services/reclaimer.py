@@ -8,6 +8,7 @@ they are due. The scan for overdue entries is the net for everything else.
 import heapq
 import logging
 import threading
+from contextlib import suppress
 from typing import Final
 
 from taskrunner import keys
@@ -105,17 +106,13 @@ class Reclaimer(Service):
             self._instances.server_time()
             self._was_away = False
             self._next_scan = now + min(self._reclaim_delay / 3, 3.0)
+            self._more, self._gated, self._cursor = False, False, b"-"
         if now - self._in_flight.oldest_confirmation() > self._reclaim_delay / 2:
             self._heartbeat.wake()
             return 0.05
         if self._settler.congested():
             return 0.1
-        for missed in list(self._missed):
-            park_unseen(
-                self._deliveries, self._in_flight, consumer=missed[1], host=missed[0],
-                instance_id=self._instance.instance_id,
-            )  # fmt: skip
-            self._missed.discard(missed)
+        self._park_missed()
         full = self._claim_due_retries(host, now)
         if now >= self._next_scan or self._more or (self._gated and self._may_run_alone(now)):
             full = self._scan(host, now) or full
@@ -125,14 +122,19 @@ class Reclaimer(Service):
         host = self._instance.host
         if host is not None:
             self._missed.add((host, self._consumer(host)))
-        for missed in list(self._missed):
-            try:
-                park_unseen(
-                    self._deliveries, self._in_flight, consumer=missed[1], host=missed[0],
-                    instance_id=self._instance.instance_id,
-                )  # fmt: skip
-            except Exception:  # what can't be parked now is reclaimed when it is overdue
-                return
+        with suppress(Exception):  # what can't be parked now is reclaimed when it is overdue
+            self._park_missed()
+
+    def _park_missed(self) -> None:
+        for host, consumer in list(self._missed):
+            if park_unseen(
+                self._deliveries,
+                self._in_flight,
+                consumer=consumer,
+                host=host,
+                instance_id=self._instance.instance_id,
+            ):
+                self._missed.discard((host, consumer))
 
     def _consumer(self, host: str) -> str:
         return keys.consumer(self._deliveries.name, host, self._number)
@@ -176,7 +178,7 @@ class Reclaimer(Service):
         if room == 0:
             if now >= self._next_scan:
                 self._next_scan = now + jittered(self._interval())
-                self._more = self._more or bool(self._deliveries.overdue(b"-", 1)[0])
+                self._more = self._more or bool(self._deliveries.overdue(b"-", _PAGE)[0])
                 self._pool.overdue(self._more)
             return self._more
         if not self._more:
@@ -250,7 +252,7 @@ class Reclaimer(Service):
             try:
                 claimed = self._deliveries.claim(page, consumer)
             except Exception as error:
-                if connection.lost(error):
+                if not connection.answered(error):
                     self._missed.add((host, consumer))
                 raise
             fresh: list[Delivery] = []

@@ -6,7 +6,9 @@ this be sent again", and the classification of Redis's errors. The application's
 borrowed from: a full or closed pool over there can't hold up a settlement here.
 """
 
+import copy
 import os
+import re
 import select
 import socket
 from collections import deque
@@ -17,22 +19,18 @@ from typing import Any, Final
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import (
-    AuthenticationError,
-    BusyLoadingError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
+    ConnectionError as LostError,
 )
 from redis.exceptions import (
-    ConnectionError as LostError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
 )
 from redis.exceptions import (
     TimeoutError as LateError,
 )
 from redis.retry import Retry as ConnectRetry
+from redis.sentinel import SentinelConnectionPool
 
 from taskrunner.errors import ConfigurationError
 from taskrunner.scripts import Script
@@ -42,16 +40,30 @@ Arg = str | bytes | int | float
 COMMAND_TIMEOUT: Final = 5.0
 """Seconds a plain command may take; a shorter `socket_timeout` of the given client holds."""
 
+_SENTINEL_TIMEOUT: Final = 1.0
+"""Seconds for each question to a sentinel; they are asked one after the other."""
+
 _KEPT_IDLE: Final = 32
 
-_CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (BusyLoadingError, "LOADING"),
-    (ReadOnlyError, "READONLY"),
-    (OutOfMemoryError, "OOM"),
-    (NoScriptError, "NOSCRIPT"),
-    (NoPermissionError, "NOPERM"),
-    (AuthenticationError, "NOAUTH"),
-)
+_CODES: Final[dict[str, str]] = {
+    "BusyLoadingError": "LOADING",
+    "ReadOnlyError": "READONLY",
+    "OutOfMemoryError": "OOM",
+    "NoScriptError": "NOSCRIPT",
+    "NoPermissionError": "NOPERM",
+    "AuthenticationError": "NOAUTH",
+    "MasterDownError": "MASTERDOWN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "TryAgainError": "TRYAGAIN",
+}
+"""redis-py takes the code off the text of these, and not all of its versions have them all: by
+name."""
+
+_IN_SCRIPT: Final = re.compile(
+    r"@user_script: ?\d+: -?([A-Z]+) "
+)  # how 6.2 tells of a refused call
+_ACL_IN_SCRIPT: Final = ("The user executing the script", "ACL failure in script")
+_TOO_LARGE: Final = ("too large", "exceeds maximum", "invalid bulk length", "too big")
 
 _OUTAGES: Final = frozenset(
     [
@@ -76,13 +88,29 @@ _OTHER_SERVER: Final = frozenset(["LOADING", "READONLY", "MASTERDOWN", "UNBLOCKE
 
 
 def code(error: BaseException) -> str:
-    """The code Redis put in front of an error ("NOGROUP"), also where redis-py strips it; "" if
-    there is none."""
-    for kind, name in _CODES:
-        if isinstance(error, kind):
-            return name
-    word = str(error).split(" ", 1)[0].rstrip(":")
+    """The code of Redis's answer ("NOGROUP"), where a step or redis-py hides it too; "" if there is
+    none."""
+    name = _CODES.get(type(error).__name__)
+    if name is not None:
+        return name
+    text = str(error)
+    found = _IN_SCRIPT.search(text)
+    if found is not None and found[1] != "ERR":
+        return found[1]
+    if any(sign in text for sign in _ACL_IN_SCRIPT):
+        return "NOPERM"
+    word = text.split(" ", 1)[0].rstrip(":")
     return word if word.isupper() else ""
+
+
+def answered(error: BaseException) -> bool:
+    """Whether Redis answered with a refusal: then nothing is on its way to us."""
+    return isinstance(error, ResponseError)
+
+
+def too_large(error: BaseException) -> bool:
+    """Whether Redis will never take what it was sent, because of its size."""
+    return isinstance(error, ResponseError) and any(sign in str(error) for sign in _TOO_LARGE)
 
 
 def lost(error: BaseException) -> bool:
@@ -118,6 +146,8 @@ class Link:
         """Send one command and read its reply; an error reply is raised."""
         connection = self._connection
         try:
+            if connection._sock is None:
+                connection.connect()  # by its own method: a Sentinel-made one asks for the primary there
             connection.send_packed_command(connection.pack_command(*args), check_health=False)
             return connection.read_response()
         except ResponseError as error:
@@ -136,6 +166,8 @@ class Link:
         connection = self._connection
         replies: list[Any] = []
         try:
+            if connection._sock is None:
+                connection.connect()
             packed: list[bytes] = []
             for command in commands:
                 packed.extend(connection.pack_command(*command))
@@ -205,12 +237,15 @@ class Connections:
     def __init__(self, client: "redis.Redis | str") -> None:
         if isinstance(client, str):
             client = _from_url(client)
-        pool = getattr(client, "connection_pool", None)
-        if pool is None:
+        if not isinstance(client, redis.Redis):
+            kind = f"{type(client).__module__}.{type(client).__qualname__}"
             raise ConfigurationError(
-                f"client={type(client).__name__} has no connection pool: pass a redis.Redis (plain, TLS or made by "
-                "Sentinel) or a URL; Redis Cluster is not supported"
+                f"client={kind} is not a redis.Redis: pass one (plain, TLS or made by Sentinel) or a URL; "
+                "Redis Cluster and asyncio clients are not supported"
             )
+        pool = client.connection_pool
+        if isinstance(pool, SentinelConnectionPool):
+            pool = _own_sentinel_pool(pool)
         self._pool = pool  # kept alive: Sentinel-made connections ask it for the primary's address
         self._kwargs = _own_parameters(pool.connection_kwargs)
         self.timeout: float = self._kwargs["socket_timeout"]
@@ -230,12 +265,16 @@ class Connections:
             return f"sentinel service {getattr(self._pool, 'service_name', '?')}"
         return f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{kwargs.get('db', 0) or 0}"
 
-    def open(self, *, read_timeout: float | None = None) -> Link:
-        """A link of one's own, not connected yet; `read_timeout` seconds where a read blocks on
-        purpose."""
+    def open(
+        self, *, read_timeout: float | None = None, connect_timeout: float | None = None
+    ) -> Link:
+        """A link of one's own, not connected yet; time limits in seconds where others are
+        wanted."""
         kwargs = self._kwargs
         if read_timeout is not None:
             kwargs = {**kwargs, "socket_timeout": read_timeout}
+        if connect_timeout is not None:
+            kwargs = {**kwargs, "socket_connect_timeout": connect_timeout}
         return Link(self._pool.connection_class(**kwargs))
 
     def call(self, *args: Arg) -> Any:
@@ -299,6 +338,37 @@ def run(link: Link, script: Script, keys: Sequence[str], args: Sequence[Arg]) ->
         return link.call("EVALSHA", script.sha, len(keys), *keys, *args)
     except NoScriptError:
         return link.call("EVAL", script.text, len(keys), *keys, *args)
+
+
+def _own_sentinel_pool(given: SentinelConnectionPool) -> SentinelConnectionPool:
+    """The same service found through our own clients of the sentinels, with a limit on each
+    question."""
+    manager = copy.copy(given.sentinel_manager)
+    manager.sentinels = [
+        redis.Redis(
+            connection_pool=redis.ConnectionPool(
+                connection_class=sentinel.connection_pool.connection_class,
+                **{
+                    **sentinel.connection_pool.connection_kwargs,
+                    "socket_timeout": _SENTINEL_TIMEOUT,
+                    "socket_connect_timeout": _SENTINEL_TIMEOUT,
+                    "retry": ConnectRetry(NoBackoff(), 0),
+                },
+            )
+        )
+        for sentinel in given.sentinel_manager.sentinels
+    ]
+    kwargs = {
+        name: value for name, value in given.connection_kwargs.items() if name != "connection_pool"
+    }
+    kwargs["connection_class"] = given.connection_class
+    return SentinelConnectionPool(  # type: ignore[no-untyped-call]
+        given.service_name,
+        manager,
+        is_master=given.is_master,
+        check_connection=given.check_connection,
+        **kwargs,
+    )
 
 
 def _from_url(url: str) -> "redis.Redis":

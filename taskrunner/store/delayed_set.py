@@ -123,13 +123,14 @@ class DelayedSet:
         return [int(status) for status in reply[1]] if reply[0] == 1 else None
 
     def _walk(self) -> Iterator[tuple[bytes, float]]:
-        offset = 0
-        while rows := self._connections.call(
-            "ZRANGE", self.key, offset, offset + _PAGE - 1, "WITHSCORES"
-        ):
+        """Every member that is there all the while, in no order, though others come and go."""
+        cursor = 0
+        while True:
+            cursor, rows = self._connections.call("ZSCAN", self.key, cursor, "COUNT", _PAGE)
             for member, score in zip(rows[::2], rows[1::2], strict=True):
                 yield member, float(score)
-            offset += _PAGE
+            if int(cursor) == 0:
+                return
 
 
 def _decoded(member: bytes) -> DelayedMessage | None:

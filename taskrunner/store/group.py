@@ -32,6 +32,8 @@ MOVED: Final = 1
 HELD_BY_ANOTHER: Final = 0
 NOT_PENDING: Final = -1
 BODY_GONE: Final = -2
+NOT_PRESENT: Final = -2
+"""Of a guarded park: our presence key is gone for now, so nothing was done."""
 
 
 @attrs.frozen
@@ -110,15 +112,15 @@ class ConsumerGroup:
         replies = self.connections.calls(
             [("XGROUP", "CREATECONSUMER", self.stream, self.name, name) for name in consumers]
         )
-        if any(
-            isinstance(reply, Exception) and connection.missing_group(reply) for reply in replies
-        ):
+        if any(isinstance(reply, Exception) and _no_group(reply) for reply in replies):
             self.create()
             replies = self.connections.calls(
                 [("XGROUP", "CREATECONSUMER", self.stream, self.name, name) for name in consumers]
             )
         for reply in replies:
-            if isinstance(reply, Exception):
+            if isinstance(reply, Exception) and "subcommand" not in str(
+                reply
+            ):  # before 6.2 there is none
                 raise reply
 
     def read(self, link: Link, consumer: str, count: int, block_ms: int) -> list[Delivery]:
@@ -207,16 +209,23 @@ class ConsumerGroup:
             if self._idle_filter is None and filtered and connection.code(error) == "ERR":
                 self._idle_filter = False
                 return self.overdue(after, count)
+            if _no_group(error):
+                return [], None
             raise
         pending = [_pending(row) for row in rows]
-        following = _next_id(pending[-1].entry_id) if len(pending) == count else None
+        following = next_id(pending[-1].entry_id) if len(pending) == count else None
         return [row for row in pending if row.idle_ms >= self.reclaim_ms], following
 
     def pending_of(self, consumer: str, after: bytes, count: int) -> list[Pending]:
         """One page of what is pending for a consumer, by id."""
-        rows = self.connections.call(
-            "XPENDING", self.stream, self.name, after, "+", count, consumer
-        )
+        try:
+            rows = self.connections.call(
+                "XPENDING", self.stream, self.name, after, "+", count, consumer
+            )
+        except ResponseError as error:
+            if _no_group(error):
+                return []
+            raise
         return [_pending(row) for row in rows]
 
     def bury(
@@ -259,7 +268,7 @@ class ConsumerGroup:
         try:
             rows = self.connections.call("XINFO", "CONSUMERS", self.stream, self.name)
         except ResponseError as error:
-            if connection.missing_group(error) or "no such key" in str(error):
+            if _no_group(error):
                 return []
             raise
         found: list[tuple[str, int, int]] = []
@@ -307,6 +316,16 @@ def _pending(row: list[Any]) -> Pending:
     return Pending(row[0], row[1].decode(errors="replace"), int(row[2]), int(row[3]))
 
 
-def _next_id(entry_id: bytes) -> bytes:
+def _no_group(error: Exception) -> bool:
+    """Whether stream or group is missing; servers have several ways to say it."""
+    text = str(error)
+    return (
+        connection.missing_group(error)
+        or "no such key" in text
+        or "requires the key to exist" in text
+    )
+
+
+def next_id(entry_id: bytes) -> bytes:
     ms, _, sequence = entry_id.partition(b"-")
     return ms + b"-" + str(int(sequence) + 1).encode()

@@ -21,7 +21,7 @@ from taskrunner.store.connection import Arg, Connections
 from taskrunner.store.group import ConsumerGroup
 
 _DELETE: Final = scripts.load("delete")
-_PAGE: Final = 500
+_PAGE: Final = 16  # bodies of up to 10 MiB are read
 _FEW_SAMPLES: Final = 10
 _RING: Final = 1000
 _SHORTEST_RECLAIM: Final = 0.1

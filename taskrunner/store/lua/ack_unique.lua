@@ -3,7 +3,7 @@
 -- KEYS 1 stream (stream), 2.. lock of each id (string)
 -- ARGV 1 group, 2 delete_on_ack, then per id: entry id, token
 -- Returns how many were pending.
-local delete, total = deletes(KEYS[1], ARGV[2]), 0
+local delete, total = deletes(KEYS[1], ARGV[1], ARGV[2]), 0
 for i = 2, #KEYS do
   local id, token = ARGV[2 * i - 1], ARGV[2 * i]
   local acked = finish(KEYS[1], ARGV[1], id, delete)

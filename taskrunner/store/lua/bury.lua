@@ -9,7 +9,7 @@ local stream, group, id = KEYS[1], ARGV[1], ARGV[3]
 local owner, _, deliveries = holder(stream, group, id)
 if not owner then return -1 end
 if owner ~= ARGV[4] or deliveries ~= tonumber(ARGV[5]) then return 0 end
-local delete = deletes(stream, ARGV[2])
+local delete = deletes(stream, group, ARGV[2])
 local entry = redis.call('XRANGE', stream, id, id)[1]
 local status = -2
 if entry then

@@ -7,7 +7,7 @@ local now = string.format('%.6f', time[1] + time[2] / 1000000)
 local result, bytes, offset = {now, ''}, 0, 0
 local most = tonumber(ARGV[1])
 while offset < most do
-  local step = math.min(16, most - offset)
+  local step = math.min(4, most - offset)
   local page = redis.call('ZRANGE', KEYS[1], offset, offset + step - 1, 'WITHSCORES')
   for i = 1, #page, 2 do
     if tonumber(page[i + 1]) > tonumber(now) or (offset > 0 and bytes >= tonumber(ARGV[2])) then

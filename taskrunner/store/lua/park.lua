@@ -6,18 +6,25 @@
 --   consumer may be parked only by the process that owns its name)
 --   then per delivery: entry id, consumer, delivery count, idle ms, new delivery count or '' (keep),
 --   index in KEYS of its lock or '0', token, ms the lock must live
--- Returns per delivery: 1 parked (or parked already: the first reply was lost), 0 held by another, -1 pending for nobody.
+-- Returns per delivery: 1 parked (or parked already: the first reply was lost), 0 held by another, -1 pending for nobody,
+--   -2 not looked at: the presence key is gone, -3 it holds another's id.
 local stream, group, parking = KEYS[1], ARGV[1], ARGV[2]
 local result = {}
-local ours = ARGV[3] == '' or redis.call('GET', KEYS[2]) == ARGV[3]
+local refused
+if ARGV[3] ~= '' then
+  local value = redis.call('GET', KEYS[2])
+  if not value then refused = -2 elseif value ~= ARGV[3] then refused = -3 end
+end
 for i = 4, #ARGV, 8 do
   local id, consumer, count, idle, recount = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4]
   local lock = tonumber(ARGV[i + 5])
   local owner, _, deliveries = holder(stream, group, id)
   local status = 0
-  if not owner then
+  if refused then
+    status = refused
+  elseif not owner then
     status = -1
-  elseif ours and owner == consumer and deliveries == count then
+  elseif owner == consumer and deliveries == count then
     if recount == '' then
       redis.call('XCLAIM', stream, group, parking, 0, id, 'IDLE', idle, 'JUSTID')
     else

@@ -8,7 +8,7 @@ local stream, group, id = KEYS[1], ARGV[1], ARGV[3]
 local owner, _, deliveries = holder(stream, group, id)
 if not owner then return -1 end
 if owner ~= ARGV[4] or deliveries ~= tonumber(ARGV[5]) then return 0 end
-local delete = deletes(stream, ARGV[2])
+local delete = deletes(stream, group, ARGV[2])
 local now = redis.call('TIME')
 local due = now[1] + now[2] / 1000000 + ARGV[6]
 local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
