@@ -48,7 +48,9 @@ class Service:
         self.name = name
         self._health = health
         self._signal = threading.Event()
+        self._lock = threading.Lock()
         self._stopping = False
+        self._ended = False  # the thread does no further round
         self._thread: threading.Thread | None = None
         self._backoff = Backoff()
 
@@ -60,15 +62,17 @@ class Service:
         """Called in the thread when it ends."""
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
-        if self.alive:
-            return
-        self._stopping = False
-        self._signal.clear()
-        self._thread = threading.Thread(
-            target=self._run, name=f"taskrunner-{self.name}", daemon=True
-        )
-        self._thread.start()
+        """Start the thread, unless it runs; one that was asked to stop and has not ended goes on."""
+        with self._lock:
+            self._stopping = False
+            if self.alive and not self._ended:
+                return
+            self._ended = False
+            self._signal.clear()
+            self._thread = threading.Thread(
+                target=self._run, name=f"taskrunner-{self.name}", daemon=True
+            )
+            self._thread.start()
 
     def stop(self) -> None:
         """Ask the thread to end; `join` waits for it."""
@@ -108,7 +112,7 @@ class Service:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while not self._ends():
                 try:
                     delay = jittered(self.tick(), self.jitter)
                 except Exception as error:  # a loop outlives whatever one round meets (BL-08)
@@ -123,3 +127,9 @@ class Service:
                 self._signal.clear()
         finally:
             self.close()
+
+    def _ends(self) -> bool:
+        """Whether this thread ends now; from then on `start` makes a new one."""
+        with self._lock:
+            self._ended = self._stopping
+            return self._ended

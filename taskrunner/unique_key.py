@@ -21,4 +21,4 @@ def lock_name(task: Task[Any], payload: Any, payload_text: str) -> str:
         raise TypeError(
             f"unique_key of task {task.name!r} returned {type(key).__name__}, a str is needed"
         )
-    return f"{task.name}:{key}"
+    return f"{task.name}:{key or task.name}"  # Go takes the task's name where the key is empty
