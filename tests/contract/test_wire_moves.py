@@ -103,7 +103,7 @@ def test_a_live_elector_uses_the_key_that_go_uses(
     finally:
         elector.stop()
         elector.join(5)
-        elector.resign()
+        elector.close()
         connections.close()
     assert client.exists(expected) == 0
 

@@ -424,12 +424,12 @@ def test_resigning_releases_only_one_s_own_lease(
     one = elector()
     one.tick()
     client.set(keys.leader(names.group), "another")
-    one.resign()
+    one.close()
     assert client.get(keys.leader(names.group)) == b"another"
     client.delete(keys.leader(names.group))
     one.tick()
-    one.resign()
-    one.resign()
+    one.close()
+    one.close()
     assert client.exists(keys.leader(names.group)) == 0
     assert not one.is_leader()
     message = listening.get_message(timeout=2)
@@ -450,7 +450,7 @@ def test_winning_is_said_once_for_each_time_it_is_won(elector: Callable[..., Ele
     assert not one.is_leader()
     one.tick()
     assert len(won) == 2
-    one.resign()
+    one.close()
 
 
 def test_two_electors_that_race_for_a_free_lease_make_one_leader(
