@@ -177,7 +177,7 @@ class Monitor:
         with self._client.monitor() as monitor, suppress(redis.RedisError, OSError, ValueError):
             self._ready.set()
             for entry in monitor.listen():
-                words = split(entry["command"])
+                words = entry["command"].split()  # redis-py has taken the quotes away
                 if words and words[0].upper() == "ECHO" and words[-1] in self._caught_up:
                     self._caught_up[words[-1]].set()
                     if words[-1] == "end":
@@ -204,29 +204,6 @@ class Monitor:
         self._thread.join(10)
         self._marks.close()
         self._client.close()
-
-
-def split(command: str) -> list[str]:
-    """The words of a line of MONITOR, each in double quotes."""
-    words: list[str] = []
-    word: list[str] | None = None
-    escaped = False
-    for character in command:
-        if word is None:
-            word = [] if character == '"' else None
-        elif escaped:
-            word.append(character)
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        elif character == '"':
-            words.append("".join(word))
-            word = None
-        else:
-            word.append(character)
-    if not words and command:
-        return command.split()  # redis-py has taken the quotes away
-    return words
 
 
 class RoundTrips:
