@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
@@ -578,3 +579,61 @@ def test_canonical_refuses_what_is_no_payload(text: str) -> None:
     """One error for all of it."""
     with pytest.raises(InvalidTaskPayloadError):
         message.canonical(text)
+
+
+# --- the quick way and the close look ---
+
+_EXTRA_TAILS = st.sampled_from(
+    [
+        "",
+        ',"id":"a"',
+        ',"id":"a","enqueued_at":1.5',
+        ',"id":"a","enqueued_at":1e400',
+        ',"id":"a","enqueued_at":3',
+        ',"id":"","enqueued_at":1.5',
+        ',"id":7,"enqueued_at":1.5',
+        ',"attempt":2,"id":"a"',
+        ',"attempt":-1',
+        ',"unknown":3,"only_group":"g"',
+        ',"payload":2',
+        ',"PAYLOAD":2',
+        ',"task_name":"other"',
+        ',"Task_Name":"other"',
+        ',"unique":true',
+        ',"x":{"payload":[1e400]}',
+        ',"x":NaN',
+        ', "id" : "a"',
+        ',"id":"a"} x',
+        ',"id":"a"',
+        ',"id":"\\ud800"',
+    ]
+)
+
+
+@given(
+    payload=st.one_of(
+        st.sampled_from(
+            ["1", "null", '"\\ud800"', "1e400", "[1,{}]", '{"payload":1}', "", " 2", "x"]
+        ),
+        st.integers().map(str),
+        st.text().map(json.dumps),
+    ),
+    tail=_EXTRA_TAILS,
+    name=st.sampled_from(["quick", "é", 'a\\",\\"payload\\":', "b"]),
+)
+def test_decode_says_the_same_the_second_time(payload: str, tail: str, name: str) -> None:
+    """A head that was seen before is not read again; nothing else may differ for it."""
+    head = (
+        '{"unique":false,"unique_for":0,"unique_key":"","unique_lock_value":"",'
+        f'"reservation_timeout":5,"task_name":"{name}","payload":'
+    )
+    message.decode(f"{head}0}}".encode())  # from here on the head is known
+    body = f"{head}{payload}{tail}}}".encode("utf-8", "surrogatepass")
+
+    def outcome(read: Callable[[bytes], Any]) -> Any:
+        try:
+            return read(body)
+        except InvalidTaskPayloadError:
+            return "refused"
+
+    assert outcome(message.decode) == outcome(message._decode)  # pyright: ignore[reportPrivateUsage]
