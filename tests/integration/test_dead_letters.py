@@ -368,6 +368,7 @@ def test_a_requeued_message_is_its_own_groups_alone(fleet: Fleet) -> None:
         second.task(seen.append, name="broken")
         second.start(consumer_group=f"{names.group}-second")
         fleet.start()
+        eventually(lambda: len(cast(Any, fleet.client.xinfo_groups(names.stream))) == 2)
         fleet.producer.dispatch("broken", 1)
         eventually(lambda: len(fleet.producer.dead_letters) == 1)
         eventually(lambda: seen == [1])

@@ -437,13 +437,14 @@ def test_d13_two_groups_on_one_stream_get_everything_each(fleet: Fleet) -> None:
     """And when both are past it, the stream is emptied."""
     names = fleet.names
     seen: dict[str, list[Any]] = {"a": [], "b": []}
-    fleet.note.delay_many(range(200))
     for which, payloads in seen.items():
         fleet.start(
             consumer_group=f"{names.group}-{which}",
             before_task=lambda context, to=payloads: to.append(context.message.payload),
             timings={"janitor": 0.5},
         )
+    eventually(lambda: len(cast(Any, fleet.client.xinfo_groups(names.stream))) == 2)
+    fleet.note.delay_many(range(200))
 
     for payloads in seen.values():
         eventually(lambda payloads=payloads: len(payloads) >= 200, 20)
