@@ -10,27 +10,29 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import sysconfig
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
+from taskrunner.cli.demo_results import Results, Worker
 from taskrunner.cli.demo_work import GROUP, RECLAIM_DELAY, make_runner, make_task, measure, work
 from taskrunner.cli.embedded import EmbeddedServer
 from taskrunner.cli.progress import Progress
 from taskrunner.cli.watcher import has_ended
+from taskrunner.store.stream import ConsumerMetrics
 from taskrunner.task import Registry
 
 HELP: Final = "real work on real files: kills a worker half way and checks every result"
 
 _NOT_READ: Final = frozenset({"__pycache__", "site-packages", "dist-packages"})
 _ROUND: Final = 0.02
+_AHEAD: Final = 500  # tasks dispatched and not done
+_A_FEW: Final = 20
 _STALLED: Final = 30.0  # seconds without any result
 _SHOWN_FAULTS: Final = 20
 
@@ -87,69 +89,17 @@ def _positive(text: str) -> int:
     return value
 
 
-@attrs.define(kw_only=True)
-class _Worker:
-    """A worker process, and how far its results have been read."""
-
-    host: str
-    process: subprocess.Popen[bytes]
-    log: Path
-    results: Path
-    read_up_to: int = 0
-
-    def new_results(self) -> list[dict[str, Any]]:
-        """Return what was written since the last call; a line torn by a kill is not a result."""
-        if not self.results.exists():
-            return []
-        with self.results.open("rb") as file:
-            file.seek(self.read_up_to)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self.read_up_to += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
-
-
-@attrs.define
-class _Results:
-    """The results of all workers; of a path that ran twice, the first one counts."""
-
-    by_path: dict[str, dict[str, Any]] = attrs.field(factory=dict)
-    runs: Counter[str] = attrs.field(factory=Counter)
-    failures: Counter[str] = attrs.field(factory=Counter)
-    reclaimed: set[str] = attrs.field(factory=set)
-    first_at: float = float("inf")
-    last_at: float = 0.0
-
-    def __len__(self) -> int:
-        return len(self.by_path)
-
-    def add(self, result: dict[str, Any]) -> None:
-        path = result["path"]
-        if "error" in result:
-            self.failures[path] += 1
-            return
-        self.runs[path] += 1
-        # Attempts that no failure explains were lost with their worker.
-        if result["attempt"] - 1 > self.failures[path]:
-            self.reclaimed.add(path)
-        self.by_path.setdefault(path, result)
-        self.first_at = min(self.first_at, result["at"])
-        self.last_at = max(self.last_at, result["at"])
-
-    def total(self, name: str) -> int:
-        return sum(result[name] for result in self.by_path.values())
-
-
 class _Demo:
     def __init__(self, server: EmbeddedServer, paths: list[str], *, kill: bool) -> None:
         self._url = server.url
         self._watcher = server.watcher
         self._paths = paths
         self._kill = kill
-        self._workers: list[_Worker] = []
-        self._killed: _Worker | None = None
+        self._sent = 0
+        self._workers: list[Worker] = []
+        self._killed: Worker | None = None
         self._at_kill = (0.0, 0)  # when, and how many results there were
-        self._results = _Results()
+        self._results = Results()
         self._progress = Progress(len(paths))
         registry = Registry()
         self._task = make_task(registry)
@@ -158,11 +108,10 @@ class _Demo:
     def run(self) -> int:
         for host in ("worker-1", "worker-2"):
             self._start_worker(host)
+        self._wait_for_workers()
+        self._progress.say(f"dispatching one task for each of {len(self._paths):,} files")
         started = time.monotonic()
-        self._task.delay_many(self._paths)
-        took = time.monotonic() - started
-        self._progress.say(f"one task for each of {len(self._paths):,} files sent in {took:.2f} s")
-        complete = self._wait_for_results()
+        complete = self._dispatch_and_wait()
         elapsed = time.monotonic() - started
         codes = self._stop_workers()
         self._progress.end()
@@ -179,18 +128,31 @@ class _Demo:
         process = self._watcher.launch(
             [sys.executable, "-m", "taskrunner", "demo", "--as-worker", spec], log=log
         )
-        self._workers.append(_Worker(host=host, process=process, log=log, results=results))
+        self._workers.append(Worker(host=host, process=process, log=log, results=results))
         self._progress.say(f"{host} pid {process.pid} started")
+
+    def _wait_for_workers(self) -> None:
+        """Wait until each living worker has joined the group, or has ended, or too long."""
+        deadline = time.monotonic() + _STALLED
+        for worker in self._living():
+            while not has_ended(worker.process) and time.monotonic() < deadline:
+                if any(f"_{worker.host}_" in one.name for one in self._consumers()):
+                    break
+                time.sleep(_ROUND)
+
+    def _living(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker is not self._killed]
 
     def _stop_workers(self) -> list[int]:
         """Stop what lives, in order, and return the exit codes."""
-        living = [worker for worker in self._workers if worker is not self._killed]
+        self._wait_for_workers()  # one that is still being started takes no orderly stop
+        living = self._living()
         codes = [self._watcher.end(worker.process, signal.SIGTERM) for worker in living]
         self._read_results()
         return codes
 
-    def _wait_for_results(self) -> bool:
-        """Wait until every path has a result; False where some will have none."""
+    def _dispatch_and_wait(self) -> bool:
+        """Dispatch a task for each path, and wait for its result; False where some will have none."""
         heard = time.monotonic()
         while len(self._results) < len(self._paths):
             now = time.monotonic()
@@ -199,15 +161,24 @@ class _Demo:
             elif now - heard > _STALLED:
                 print(f"no result for {_STALLED:g} s: giving up")
                 return False
-            elif len(self._results) + len(self._runner.dead_letters) >= len(self._paths):
-                return False
+            done = len(self._results) + len(self._runner.dead_letters)
+            if done >= len(self._paths):
+                return len(self._results) == len(self._paths)
+            must_kill = self._kill and self._killed is None
+            if must_kill and 2 * len(self._results) >= len(self._paths):
+                self._kill_one()
+            # A producer that keeps a little ahead: half way there is work left to be lost and found.
+            self._send(done + _AHEAD - self._sent, keep=len(self._paths) // 10 if must_kill else 0)
             waiting = self._killed is not None and now - heard > 5 * _ROUND
             self._progress.show(len(self._results), "waiting for the reclaim" if waiting else "")
-            half_way = len(self._results) >= len(self._paths) // 2
-            if self._kill and half_way and self._killed is None:
-                self._kill_one()
             time.sleep(_ROUND)
         return True
+
+    def _send(self, count: int, *, keep: int = 0) -> None:
+        """Dispatch the next `count` tasks, or fewer: the last `keep` stay."""
+        end = min(self._sent + max(0, count), max(self._sent, len(self._paths) - keep))
+        self._task.delay_many(self._paths[self._sent : end])
+        self._sent = end
 
     def _read_results(self) -> bool:
         """Take in what the workers have written; whether there was anything."""
@@ -218,10 +189,13 @@ class _Demo:
 
     def _kill_one(self) -> None:
         """Kill a worker that holds deliveries; one that holds none, when frozen, may go on."""
-        for worker in self._workers:
+        for worker in self._living():
             if has_ended(worker.process):
                 continue
             os.kill(worker.process.pid, signal.SIGSTOP)
+            if self._held_by(worker) == 0:
+                # Its process stands still, its blocked read doesn't: the server answers that.
+                self._send(_A_FEW)
             held = self._held_by(worker)
             if held == 0:
                 os.kill(worker.process.pid, signal.SIGCONT)
@@ -231,16 +205,19 @@ class _Demo:
             self._read_results()
             self._at_kill = (time.monotonic(), len(self._results))
             self._progress.say(
-                f"{worker.host} pid {worker.process.pid} killed with SIGKILL: the {held} deliveries "
-                f"it held are reclaimed after {RECLAIM_DELAY:g} s"
+                f"{worker.host} pid {worker.process.pid} killed with SIGKILL: the deliveries it "
+                f"held, {held}, are reclaimed after {RECLAIM_DELAY:g} s"
             )
             self._start_worker("worker-3")
             return
 
-    def _held_by(self, worker: _Worker) -> int:
+    def _held_by(self, worker: Worker) -> int:
+        """How many deliveries a worker holds: fetched, and not settled."""
+        return sum(one.pending for one in self._consumers() if f"_{worker.host}_" in one.name)
+
+    def _consumers(self) -> list[ConsumerMetrics]:
         groups = self._runner.queue.get_metrics(GROUP).groups
-        consumers = [consumer for group in groups for consumer in group.consumers]
-        return sum(one.pending for one in consumers if f"_{worker.host}_" in one.name)
+        return [consumer for group in groups for consumer in group.consumers]
 
     def _check(self) -> list[str]:
         """Compare every result with a direct computation; return what is missing or wrong."""
