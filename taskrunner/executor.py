@@ -91,7 +91,9 @@ class Executor:
         self._confirm = confirm
         self._renew_early = renew_early
         self._stopping = stopping
-        self._third = reclaim_delay / 3
+        self._third_ns = int(reclaim_delay / 3 * 1e9)
+        self._before = config.before_task
+        self._after = config.after_task
 
     def __call__(self, delivery: Delivery) -> None:
         """Execute one delivery and hand it to the settler. Never raises."""
@@ -153,7 +155,7 @@ class Executor:
             return
         if message.unique and not self._may_start(delivery, message):
             return
-        if 0 < message.reservation_timeout < self._third * 1e9:
+        if 0 < message.reservation_timeout < self._third_ns:
             self._renew_early()
         self._run(delivery, message, task, attempt)
 
@@ -212,9 +214,11 @@ class Executor:
     def _call(self, task: Task[Any], context: TaskContext, payload: Any) -> BaseException | None:
         """Run the task between its hooks, in a context of its own; return what it raised."""
         current.set(context)
-        config = self._config
-        if config.before_task is not None:
-            self._hook("before_task", config.before_task, context)
+        if self._before is not None:
+            try:
+                self._before(context)
+            except BaseException as raised:  # a hook is the application's: not the task's fault
+                self._hook_raised("before_task", raised)
         error: BaseException | None = None
         started = monotonic()
         try:
@@ -225,22 +229,22 @@ class Executor:
         except BaseException as raised:  # whatever a task raises is one failed attempt
             error = raised
         self._timings.add(task.name, monotonic() - started)
-        if config.after_task is not None:
-            self._hook("after_task", config.after_task, context, error)
+        if self._after is not None:
+            try:
+                self._after(context, error)
+            except BaseException as raised:  # a hook is the application's: not the task's fault
+                self._hook_raised("after_task", raised)
         return error
 
-    def _hook(self, name: str, hook: Callable[..., object], *args: Any) -> None:
-        try:
-            hook(*args)
-        except BaseException as error:  # a hook is the application's: its faults are not the task's
-            log.error(
-                "%s raised: %s",
-                name,
-                describe(error),
-                extra={"action": "service_error"},
-                exc_info=error,
-            )
-            self._reports.add("service_error", error)
+    def _hook_raised(self, name: str, error: BaseException) -> None:
+        log.error(
+            "%s raised: %s",
+            name,
+            describe(error),
+            extra={"action": "service_error"},
+            exc_info=error,
+        )
+        self._reports.add("service_error", error)
 
     # --- the ends ---
 

@@ -11,47 +11,85 @@ from typing import Final
 from taskrunner.clock import ServerClock
 from taskrunner.delivery import Delivery
 
-_RING: Final = 1000
+MOST_SAMPLES: Final = 1000
+
+
+class _Totals(threading.local):
+    """One thread's sums, which only grow: name -> [nanoseconds, runs]."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, list[int]] | None = None
 
 
 class Timings:
     """Sums run times by task name; nanoseconds inside, so tasks far below a millisecond add up
-    (D39)."""
+    (D39).
+
+    Each thread adds to sums of its own, which are never reset: what is taken is what came since the
+    last time. So no lock stands between workers, and no sample is lost between reading and
+    resetting.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sums: dict[str, list[int]] = {}  # name -> [nanoseconds, runs]
+        self._mine = _Totals()
+        self._lock = threading.Lock()  # of what follows; workers take it once, for their first run
+        self._threads: list[tuple[threading.Thread, dict[str, list[int]]]] = []
+        self._ended: dict[str, list[int]] = {}  # of threads that are gone
+        self._taken: dict[str, list[int]] = {}
 
     def add(self, task_name: str, seconds: float) -> None:
         """One run took so long."""
-        nanoseconds = int(seconds * 1e9)
-        with self._lock:
-            entry = self._sums.get(task_name)
-            if entry is None:
-                self._sums[task_name] = [nanoseconds, 1]
-            else:
-                entry[0] += nanoseconds
-                entry[1] += 1
+        totals = self._mine.by_name
+        if totals is None:
+            totals = self._mine.by_name = {}
+            with self._lock:
+                self._threads.append((threading.current_thread(), totals))
+        entry = totals.get(task_name)
+        if entry is None:
+            totals[task_name] = [int(seconds * 1e9), 1]
+        else:
+            entry[0] += int(seconds * 1e9)
+            entry[1] += 1
 
     def take(self) -> dict[str, tuple[int, int]]:
         """Whole milliseconds and runs by task name; what is below a millisecond stays for the next
         time."""
-        taken: dict[str, tuple[int, int]] = {}
+        result: dict[str, tuple[int, int]] = {}
         with self._lock:
-            for name, entry in list(self._sums.items()):
-                milliseconds, rest = divmod(entry[0], 1_000_000)
-                if entry[1] or milliseconds:
-                    taken[name] = (milliseconds, entry[1])
-                self._sums[name] = [rest, 0]
-        return taken
+            for name, (nanoseconds, runs) in self._sums().items():
+                taken = self._taken.setdefault(name, [0, 0])
+                milliseconds = (nanoseconds - taken[0]) // 1_000_000
+                count = runs - taken[1]
+                if milliseconds or count:
+                    result[name] = (milliseconds, count)
+                    taken[0] += milliseconds * 1_000_000
+                    taken[1] = runs
+        return result
 
-    def give_back(self, taken: dict[str, tuple[int, int]]) -> None:
+    def give_back(self, result: dict[str, tuple[int, int]]) -> None:
         """They could not be written: they count with the next ones."""
         with self._lock:
-            for name, (milliseconds, count) in taken.items():
-                entry = self._sums.setdefault(name, [0, 0])
-                entry[0] += milliseconds * 1_000_000
-                entry[1] += count
+            for name, (milliseconds, count) in result.items():
+                taken = self._taken.setdefault(name, [0, 0])
+                taken[0] -= milliseconds * 1_000_000
+                taken[1] -= count
+
+    def _sums(self) -> dict[str, list[int]]:
+        for thread, totals in list(self._threads):
+            if not thread.is_alive():
+                _merge(self._ended, totals)
+                self._threads.remove((thread, totals))
+        sums: dict[str, list[int]] = {}
+        for totals in (self._ended, *(totals for _, totals in self._threads)):
+            _merge(sums, totals)
+        return sums
+
+
+def _merge(into: dict[str, list[int]], totals: dict[str, list[int]]) -> None:
+    for name, (nanoseconds, runs) in totals.copy().items():
+        entry = into.setdefault(name, [0, 0])
+        entry[0] += nanoseconds
+        entry[1] += runs
 
 
 class ClaimDelays:
@@ -59,22 +97,23 @@ class ClaimDelays:
 
     def __init__(self, clock: ServerClock) -> None:
         self._clock = clock
-        self._batches: deque[tuple[float, Sequence[Delivery]]] = deque(maxlen=16)
+        self._batches: deque[tuple[float, Sequence[bytes]]] = deque(maxlen=MOST_SAMPLES)
 
     def saw(self, batch: Sequence[Delivery]) -> None:
         """A batch was read now."""
-        self._batches.append((self._clock.now(), batch))
+        # Ids only: a delivery kept here would live on with its body, long after it was settled.
+        self._batches.append((self._clock.now(), [delivery.entry_id for delivery in batch]))
 
     def take(self) -> list[int]:
         """Delays in ns of the newest 1000 since the last time, newest last; never negative."""
         newest: list[int] = []
         try:
-            while len(newest) < _RING:
+            while len(newest) < MOST_SAMPLES:
                 at, batch = self._batches.pop()
-                for delivery in reversed(batch):
-                    added_ms = int(delivery.entry_id.partition(b"-")[0])
+                for entry_id in reversed(batch):
+                    added_ms = int(entry_id.partition(b"-")[0])
                     newest.append(max(0, int((at * 1000 - added_ms) * 1e6)))
         except IndexError:
             pass
         self._batches.clear()
-        return newest[_RING - 1 :: -1] if len(newest) > _RING else newest[::-1]
+        return newest[MOST_SAMPLES - 1 :: -1] if len(newest) > MOST_SAMPLES else newest[::-1]

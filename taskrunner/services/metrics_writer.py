@@ -8,7 +8,7 @@ from taskrunner.clock import monotonic
 from taskrunner.reports import Health
 from taskrunner.service import Service
 from taskrunner.store.metrics import Metrics
-from taskrunner.timings import ClaimDelays, Timings
+from taskrunner.timings import MOST_SAMPLES, ClaimDelays, Timings
 
 _CLAIM_DELAYS: Final = 0.1
 _TIMINGS: Final = 1.0
@@ -25,12 +25,15 @@ class MetricsWriter(Service):
         self._timings = timings
         self._claim_delays = claim_delays
         self._next_timings = 0.0
+        self._delays: list[int] = []  # kept while Redis does not take them
 
     def tick(self) -> float:
-        self._write_claim_delays()
-        if monotonic() >= self._next_timings:
-            self._write_timings()
-            self._next_timings = monotonic() + _TIMINGS
+        try:
+            self._write_claim_delays()
+        finally:
+            if monotonic() >= self._next_timings:
+                self._write_timings()
+                self._next_timings = monotonic() + _TIMINGS
         return _CLAIM_DELAYS
 
     def close(self) -> None:
@@ -39,9 +42,10 @@ class MetricsWriter(Service):
             self._write_claim_delays()
 
     def _write_claim_delays(self) -> None:
-        delays = self._claim_delays.take()
-        if delays:
-            self._metrics.add_claim_delays(delays)
+        self._delays = (self._delays + self._claim_delays.take())[-MOST_SAMPLES:]
+        if self._delays:
+            self._metrics.add_claim_delays(self._delays)
+            self._delays = []
 
     def _write_timings(self) -> None:
         taken = self._timings.take()
