@@ -6,8 +6,8 @@ who alone knows whether to repeat. The exceptions are safe: a step the server di
 """
 
 import math
+import os
 import secrets
-import uuid
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime
@@ -122,7 +122,7 @@ class StreamDispatcher:
 
     def _prepare(self, task: Task[Any], payload: Any, when: When | None) -> Prepared:
         text = encode_payload(payload, self._max_payload_bytes)
-        id = str(uuid.uuid4())
+        id = _new_id()
         fields: dict[str, Any] = {
             "id": id,
             "enqueued_at": clock.now(),
@@ -236,6 +236,13 @@ def _chunks(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
             part.append(one)
             size += one.size
         yield part
+
+
+def _new_id() -> str:
+    """A random UUID (version 4); uuid.uuid4 takes several times as long."""
+    digits = os.urandom(16).hex()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def _when(run_at: datetime | float | None, run_in: Duration | None) -> When | None:
