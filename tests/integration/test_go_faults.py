@@ -461,6 +461,7 @@ def test_d14_a_failed_start_leaves_nothing_running(
 
     def refuse(thread: threading.Thread) -> None:
         if thread.name == "taskrunner-janitor":
+            time.sleep(0.5)  # the readers have begun to wait in Redis
             raise RuntimeError("can't start new thread")
         start(thread)
 
