@@ -203,6 +203,8 @@ def test_what_a_runner_is_made_of_is_checked(settings: dict[str, Any], text: str
         ({"reclaim_delay": -5}, "reclaim_delay=-5"),
         ({"reclaim_delay": NAN}, "reclaim_delay=nan"),
         ({"reclaim_delay": INF}, "reclaim_delay=inf"),
+        # Redis takes an idle time of 10^9 ms for "at once": a hand-back would never be overdue.
+        ({"reclaim_delay": timedelta(days=12)}, "reclaim_delay="),
         ({"reclaim_delay": "5m"}, "reclaim_delay='5m' is not a duration"),
         ({"reclaim_delay": None}, "reclaim_delay=None is not a duration"),
         ({"delete_on_ack": "no"}, "delete_on_ack='no' is not a bool"),
