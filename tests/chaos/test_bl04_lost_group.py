@@ -93,7 +93,7 @@ def test_bl04_later_messages_all_run_when_flushed_under_load(
     assert len(must) > 10
     ledger.wait_finished(must, 20)
     for worker in workers:
-        assert_recovered(worker, desk, ledger, threads, quiet=1)
+        assert_recovered(worker, desk, ledger, threads)
     if what != "group":
         ledger.assert_once([run.id for run in ledger.runs()])
 

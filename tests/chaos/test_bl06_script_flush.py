@@ -60,4 +60,4 @@ def test_bl06_every_step_works_when_scripts_are_forgotten(
     assert len(worker.log_lines("this instance leads")) == 1
     assert not worker.log_lines("NOSCRIPT")
     assert not worker.log_lines(" ERROR ")
-    assert_recovered(worker, desk, ledger, threads, quiet=1)
+    assert_recovered(worker, desk, ledger, threads)

@@ -61,4 +61,4 @@ def test_bl07_full_server_is_an_outage(
     ledger.wait_finished(range(200), 20)
     eventually(desk.is_empty, 15, message=lambda: worker.log()[-3000:])
     ledger.assert_once(range(200))
-    assert_recovered(worker, desk, ledger, threads, quiet=1)
+    assert_recovered(worker, desk, ledger, threads)

@@ -47,7 +47,7 @@ def test_bl12_pending_entry_without_a_body_is_acknowledged_once(
     assert ledger.counts() == ({"first": 1, "third": 1} if how == "deleted" else {})
     for entry_id in gone:
         assert len(worker.log_lines(entry_id, "without a body")) == 1, worker.log()
-    assert_recovered(worker, desk, ledger, threads, quiet=1)
+    assert_recovered(worker, desk, ledger, threads)
 
 
 def test_bl12_worker_goes_on_when_the_body_of_what_runs_is_deleted(
@@ -78,7 +78,7 @@ def test_bl12_worker_goes_on_when_the_body_of_what_runs_is_deleted(
     gate.touch()
     ledger.wait_finished(["running"])
     eventually(desk.is_empty, 10, message=worker.log)
-    assert_recovered(worker, desk, ledger, threads, quiet=1)
+    assert_recovered(worker, desk, ledger, threads)
     assert ledger.counts()["running"] == 1
 
 
@@ -108,7 +108,7 @@ def test_bl12_buffered_message_without_a_body_is_let_go_when_the_worker_was_paus
         gate.touch()
     ledger.wait_finished(["running"])
     eventually(desk.is_empty, 10, message=lambda: f"{desk.held()}\n{worker.log()[-3000:]}")
-    assert_recovered(worker, desk, ledger, threads, quiet=1)
+    assert_recovered(worker, desk, ledger, threads)
 
 
 @pytest.mark.parametrize("end", ["fail", "retry"])
@@ -152,4 +152,4 @@ def test_bl12_failed_task_without_a_body_is_ended_not_kept(
     gate.touch()
     eventually(desk.is_empty, 10, message=worker.log)
     assert ledger.counts() == {"running": 1}
-    assert_recovered(worker, desk, ledger, threads, quiet=1)
+    assert_recovered(worker, desk, ledger, threads)

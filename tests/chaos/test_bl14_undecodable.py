@@ -85,7 +85,7 @@ def test_bl14_undecodable_messages_go_to_the_dead_letters_and_stop_nobody(
     assert all(len(letter.error) < 1100 for letter in letters)
     assert "SECRET" not in worker.log()
     assert max(map(len, worker.log().splitlines())) < 1500
-    assert_recovered(worker, desk, ledger, threads, quiet=1)
+    assert_recovered(worker, desk, ledger, threads)
 
 
 def test_bl14_lenient_messages_run(

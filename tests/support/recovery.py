@@ -37,7 +37,7 @@ def assert_recovered(
     ledger: Ledger,
     threads: set[str],
     *,
-    quiet: float = 2.0,
+    quiet: float = 1.0,
     within: float = 10.0,
 ) -> None:
     """Fail unless a fresh task runs in the same process, `threads` live, and it is quiet then.
