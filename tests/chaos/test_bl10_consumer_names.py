@@ -61,7 +61,7 @@ def test_bl10_names_of_stopped_and_killed_workers_go(
     mine = {f"{names.group}_{names.host}-w1_{number}" for number in (1, 2)}
     eventually(lambda: consumers(desk) == mine)
     with Fleet(server.url, names, reclaim_delay=1) as fleet:
-        for _ in range(20):
+        for _ in range(10):
             runner = fleet.start(timings=timings, host=f"{names.host}-f")
             eventually(lambda: len(consumers(desk)) == 4)
             assert runner.stop()

@@ -10,7 +10,7 @@ from tests.support import Desk, Ledger, WorkerProcess, eventually
 
 pytestmark = pytest.mark.chaos
 
-SECONDS = 5.0  # five times reclaim_delay
+SECONDS = 4.0  # four times reclaim_delay
 
 
 @pytest.mark.parametrize("workers", [3, 1])

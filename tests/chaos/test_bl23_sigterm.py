@@ -99,7 +99,7 @@ def test_bl23_nothing_is_lost_when_workers_stop_at_random_under_load(
     """Under continuous dispatch, stopped at any instant, the first milliseconds included: each id
     runs once, each process ends with 0 in time, and nothing is pending under a stopped one."""
     desk = make_desk(server.url, reclaim_delay=30)
-    rounds, sent = 15, 0
+    rounds, sent = 10, 0
     generator = random.Random(23)
     steady = make_worker(queue={"reclaim_delay": 30})
     for round_ in range(rounds):
