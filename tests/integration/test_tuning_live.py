@@ -11,7 +11,7 @@ import pytest
 
 from taskrunner import Stats, TaskRunner, keys
 from taskrunner.cli.embedded import EmbeddedServer
-from tests.support import Names, Proxy, eventually, stays
+from tests.support import Ledger, Names, Proxy, WorkerProcess, eventually, stays
 from tests.support.numbers import Crew
 
 TUNED: dict[str, Any] = {
@@ -231,14 +231,39 @@ def test_follower_decides_nothing(crew: Crew) -> None:
         hold.set()
 
 
-def test_leader_publishes_with_a_life_of_twenty_seconds(crew: Crew) -> None:
-    """A capacity that nobody renews is forgotten; a longer threshold makes it live longer."""
-    crew.start(leads=True, **QUICK)
+@pytest.mark.parametrize(("threshold", "seconds"), [(0.6, 20), (60, 60)])
+def test_leader_publishes_with_a_life_of_its_own(
+    crew: Crew, threshold: float, seconds: int
+) -> None:
+    """A capacity that nobody renews is forgotten after 20 s, or the threshold where that is
+    longer."""
+    crew.start(leads=True, **{**QUICK, "long_queue_threshold": threshold})
     eventually(lambda: _capacity(crew) == 2, 10)
 
     left = int(crew.client.pttl(keys.capacity(crew.names.group)))  # type: ignore[arg-type]
 
-    assert 15_000 < left <= 20_000
+    assert (seconds - 5) * 1000 < left <= seconds * 1000
+
+
+def test_heir_of_a_killed_leader_goes_on_from_its_capacity(
+    make_worker: Callable[..., WorkerProcess], crew: Crew, ledger: Ledger
+) -> None:
+    """The leader dies in the middle of a burst: the other works on with as many, then lowers
+    itself."""
+    workers = [make_worker(config=QUICK) for _ in range(2)]
+    eventually(lambda: [worker.status()["is_leader"] for worker in workers].count(True) == 1)
+    leader, heir = sorted(workers, key=lambda worker: not worker.status()["is_leader"])
+    crew.client.hset(crew.names.metrics, mapping={"sleep_sum": 50, "sleep_count": 1})
+    crew.task(name="sleep")
+    ids = list(range(1500))
+    crew.make().dispatch_many("sleep", [{"id": id_, "seconds": 0.05} for id_ in ids])
+    eventually(lambda: heir.status()["workers"] > 8, 15)
+
+    leader.kill()
+
+    eventually(lambda: heir.status()["is_leader"], 15)
+    ledger.wait_finished(ids, 60)
+    eventually(lambda: heir.status()["workers"] == 2, 30)
 
 
 def test_leader_publishes_again_though_nothing_changes(crew: Crew) -> None:
@@ -248,7 +273,7 @@ def test_leader_publishes_again_though_nothing_changes(crew: Crew) -> None:
     eventually(lambda: _capacity(crew) == 2, 10)
     crew.client.delete(keys.capacity(crew.names.group))
 
-    eventually(lambda: _capacity(crew) == 2, 10)
+    eventually(lambda: _capacity(crew) == 2, 15)
 
 
 def test_follower_reads_every_five_seconds_when_ticks_are_rare(crew: Crew) -> None:
@@ -266,7 +291,7 @@ def test_follower_reads_every_five_seconds_when_ticks_are_rare(crew: Crew) -> No
 def test_changes_keep_their_distance(crew: Crew) -> None:
     """No sooner than the cooldown after the last one, however often it looks."""
     hold = _hold(crew)
-    runner = crew.start(leads=True, **{**QUICK, "tuning_cooldown_seconds": 1.5})
+    runner = crew.start(leads=True, **{**QUICK, "max_workers": 8, "tuning_cooldown_seconds": 1.5})
     with Watch(runner) as (samples,):
         runner.dispatch_many("hold", [None] * 60)
         eventually(lambda: runner.workers > 2, 10)
