@@ -10,6 +10,7 @@ idle, a member due, a lock gone. The decisions are the product's own (`Executor`
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -158,8 +159,13 @@ class Instance:
     def take(self, deliveries: list[Delivery]) -> None:
         self.held += [each for each in deliveries if self.in_flight.add(each)]
 
+    def ready(self) -> None:
+        """Put what is ready beside what was refused before."""
+        self.settler._again_at = 0.0
+        self.settler._refused = self.settler._collect(wait=0)
+
     def settle(self) -> None:
-        """Send what is ready, what was refused before included."""
+        """Send all of it."""
         self.settler._again_at = 0.0
         self.settler._settle(self.settler._collect(wait=0))
 
@@ -478,6 +484,8 @@ class Life(RuleBasedStateMachine):
     def due(self, between: str, fault: str, which: int) -> None:
         """A leader moves what is due, while something comes between its reading and its move."""
 
+        before: list[Sight] = []
+
         def act() -> None:
             self.connections.fault = "none"
             if between == "another moves":
@@ -486,6 +494,7 @@ class Life(RuleBasedStateMachine):
                 self.cancel(which)
             elif between == "lease lost":
                 self.client.set(self.lease.key, "another", px=600_000)
+            before.append(self.look())
             self.connections.fault = fault
 
         self.between = act
@@ -493,6 +502,9 @@ class Life(RuleBasedStateMachine):
             self.pollers[0].tick()
         self.between = lambda: None
         self.connections.fault = "none"
+        if before and between == "lease lost":
+            after = self.look()
+            assert (after.stream, after.delayed) == (before[0].stream, before[0].delayed)
         self.client.set(self.lease.key, self.lease.value, px=600_000)
 
     def cancel(self, which: int) -> None:
@@ -547,16 +559,32 @@ class Life(RuleBasedStateMachine):
         if delivery.waiting:  # set aside: its lock could not be asked for
             delivery.waiting = False
             one.held.append(delivery)
+        self.settle(one, fault)
+
+    def settle(self, one: Instance, fault: str) -> None:
+        """Send an instance's settlements: those of deliveries that it lost change nothing.
+
+        But for a success, which may end a message that another holds: the work is done.
+        """
+        one.ready()
+        before = {row[0]: (row[1], row[3]) for row in self.look().pending}
+        foreign = {
+            each.entry_id: before.get(each.entry_id)
+            for each in one.settler._refused
+            if each.settlement is not None
+            and before.get(each.entry_id) != (each.consumer, each.count)
+        }
         one.connections.fault = fault
         one.settle()
         one.connections.fault = "none"
+        after = {row[0]: (row[1], row[3]) for row in self.look().pending}
+        for entry_id, row in foreign.items():
+            assert after.get(entry_id) == row, "moved what another holds"
 
     def settle_again(self, who: int, fault: str) -> None:
         """What Redis did not take, or whose reply was lost."""
         one = self.unsettled()[who % len(self.unsettled())]
-        one.connections.fault = fault
-        one.settle()
-        one.connections.fault = "none"
+        self.settle(one, fault)
 
     def hand_back(self, who: int, which: int, fault: str) -> None:
         """Unstarted, uncounted."""
@@ -564,9 +592,7 @@ class Life(RuleBasedStateMachine):
         delivery = one.held.pop(which % len(one.held))
         delivery.settlement = hand_back(delivery)
         one.settler.put(delivery)
-        one.connections.fault = fault
-        one.settle()
-        one.connections.fault = "none"
+        self.settle(one, fault)
 
     def renew(self, who: int) -> None:
         """The heartbeat: never steals back, never renews what isn't ours."""
@@ -700,8 +726,12 @@ class Life(RuleBasedStateMachine):
             assert self.client.pttl(key) > 0
         for token, message in tokens.items():
             if token not in self.lapsed:
-                held = self.client.get(keys.unique(message["unique_key"]))
-                assert held == token.encode(), f"no lock for {message}"
+                key = keys.unique(message["unique_key"])
+                assert self.client.get(key) == token.encode(), f"no lock for {message}"
+                if "time" in message:
+                    # Not past its due time yet, unless time was made to pass for it.
+                    left = self.client.pttl(key) / 1000
+                    assert left > message["time"] - time.time() + 500
 
     @invariant()
     def counts_are_bounded(self) -> None:
