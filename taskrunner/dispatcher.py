@@ -198,7 +198,9 @@ class StreamDispatcher:
             commands[0] = ("EVAL", script.text, *chunk[0].command)
             try:
                 replies = self._connections.calls(commands)
-            except Exception as error:
+            except (
+                Exception
+            ) as error:  # whatever it is goes on to the caller, unless it is cleared up
                 if not connection.lost(error) or not all(self._was_sent(one) for one in chunk):
                     raise
                 replies = [self._unanswered(one) for one in chunk]

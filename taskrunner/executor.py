@@ -9,7 +9,7 @@ import logging
 import traceback
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from taskrunner import clock, retry
 from taskrunner.clock import monotonic
@@ -112,6 +112,12 @@ class Executor:
             delivery.settlement = Park(due=monotonic() + self._reclaim_delay)
             self._settle(delivery)
 
+    def abandoned(self, delivery: Delivery) -> None:
+        """The thread that held a delivery ended: as if its process had, so it comes back,
+        counted."""
+        delivery.settlement = Park(due=monotonic())
+        self._settle(delivery)
+
     # --- the steps ---
 
     def _execute(self, delivery: Delivery) -> None:
@@ -203,6 +209,9 @@ class Executor:
         error = Context().run(self._call, task, context, message.payload)
         if error is not None:
             self._failed(delivery, message, task, attempt, error)
+            error = (
+                None  # its traceback holds this frame: as a cycle it would keep the payload (BL-17)
+            )
             return
         self._settle(delivery)
         if debug:
@@ -234,7 +243,10 @@ class Executor:
                 self._after(context, error)
             except BaseException as raised:  # a hook is the application's: not the task's fault
                 self._hook_raised("after_task", raised)
-        return error
+        try:
+            return error
+        finally:
+            error = None  # its traceback holds this frame
 
     def _hook_raised(self, name: str, error: BaseException) -> None:
         log.error(
@@ -260,9 +272,9 @@ class Executor:
             self._in_flight.remove(delivery)
             return
         if retry.is_final(error, attempt, task.max_retry):
-            failure = (
-                error
-                if isinstance(error, TaskTimeoutError)
+            failure: TaskRunnerError = (
+                cast(TaskTimeoutError, error)
+                if issubclass(type(error), TaskTimeoutError)
                 else TaskExecutionError(task.name, error)
             )
             self._fail_for_good(

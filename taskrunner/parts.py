@@ -127,7 +127,9 @@ class Parts:
         )
         size = config.min_workers if config.tuning else config.num_workers
         assert size is not None
-        self.pool = WorkerPool(executor, size=size, batch_size=config.batch_size)
+        self.pool = WorkerPool(
+            executor, size=size, batch_size=config.batch_size, abandoned=executor.abandoned
+        )
         self.heartbeat = DeliveryHeartbeat(
             health,
             deliveries=deliveries,
@@ -263,6 +265,9 @@ class Parts:
         for service in (self.watchdog, *self.services):
             service.stop()
         self.pool.stop()
+        self.listener.interrupt()
+        for fetcher in self.fetchers:
+            fetcher.unblock()
 
     def stop(self, deadline: float, *, exiting: bool) -> bool:
         """Quiet, drain, leave; whether every running task ended by the deadline."""
@@ -292,11 +297,20 @@ class Parts:
             for fetcher in self.fetchers:
                 if fetcher.alive:
                     fetcher.unblock() if monotonic() < hurry else fetcher.interrupt()
-            if monotonic() > max(hurry, deadline) + _LEAVE / 2:
+            if monotonic() > max(hurry, deadline):
                 break
         self.reclaimer.join(max(0.1, min(deadline, monotonic() + 1.0) - monotonic()))
         self._hand_back()
+        self.unseen = Once("unseen", self._park_unseen)
+        self.unseen.start()
         self.pool.stop()
+
+    def _park_unseen(self) -> None:
+        for fetcher in self.fetchers:
+            if not fetcher.alive:
+                fetcher.park_unseen()
+        if not self.reclaimer.alive:
+            self.reclaimer.park_unseen()
 
     def _hand_back(self) -> None:
         for delivery in self.pool.take_back(self.pool.buffered):
@@ -306,8 +320,10 @@ class Parts:
     def _cut_off(self) -> None:
         """The process ends before these do: due elsewhere in 3 s, and it cost them no attempt."""
         self.heartbeat.stop()  # it would find them taken over
-        self.heartbeat.join(0.5)
+        self.heartbeat.join(0.1)
         running = self.pool.running()
+        if not running:
+            return
         log.warning(
             "%d tasks still run at the end of shutdown_timeout; they will run again elsewhere",
             len(running),
@@ -326,6 +342,7 @@ class Parts:
             self._gone = True
         self.watchdog.stop()
         self.reclaimer.join(max(0.0, deadline - monotonic()) / 2)
+        self.unseen.join(max(0.0, deadline - monotonic()) / 2)
         self._hand_back()  # what a slow answer still brought
         self.settler.finish(deadline)
         self.heartbeat.stop()

@@ -4,6 +4,7 @@ Where the wait is spent, parked or in the delayed set, is the executor's and the
 """
 
 from collections.abc import Callable
+from typing import cast
 
 from taskrunner import clock
 from taskrunner.errors import Reject, Retry
@@ -16,7 +17,7 @@ _DOUBLINGS = 9  # the ceiling is at the cap from here on; 2**attempt would overf
 
 def is_final(error: BaseException, attempt: int, max_retry: int) -> bool:
     """Return whether an error on this attempt fails the task for good."""
-    return attempt >= max_retry or isinstance(error, Reject)
+    return attempt >= max_retry or issubclass(type(error), Reject)
 
 
 def may_run(attempt: int, max_retry: int, max_lost: int) -> bool:
@@ -48,8 +49,10 @@ def delay_for(
     stands in for a wish that raises or is no duration.
     """
     try:
-        if isinstance(error, Retry) and error.delay is not None:
-            return _wait(error.delay, "delay"), None
+        # By type: what a task raises may lie about its class.
+        asked = cast(Retry, error).delay if issubclass(type(error), Retry) else None
+        if asked is not None:
+            return _wait(asked, "delay"), None
         if isinstance(retry_delay, int | float):
             return retry_delay, None  # checked when the task was made
         if retry_delay is not None:

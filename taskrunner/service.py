@@ -13,11 +13,13 @@ from taskrunner.clock import jittered
 from taskrunner.reports import Health
 
 _FIRST_BACKOFF: Final = 0.05
-LONGEST_BACKOFF: Final = 2.0
+LONGEST_BACKOFF: Final = 0.9
+"""Seconds: work goes on within a second of Redis's return (D33)."""
 
 
 class Backoff:
-    """Delays that double from 50 ms to 2 s, jittered; no recursion and no state that grows."""
+    """Delays that double from 50 ms up to the longest, jittered; no recursion and no state that
+    grows."""
 
     def __init__(self, longest: float = LONGEST_BACKOFF) -> None:
         self._longest = longest
@@ -26,7 +28,7 @@ class Backoff:
     def next(self) -> float:
         """The delay before the next try."""
         self._delay = min(max(2 * self._delay, _FIRST_BACKOFF), self._longest)
-        return jittered(self._delay, 0.3)
+        return min(jittered(self._delay, 0.3), self._longest)
 
     def reset(self) -> None:
         """A try went well."""
@@ -62,7 +64,8 @@ class Service:
         """Called in the thread when it ends."""
 
     def start(self) -> None:
-        """Start the thread, unless it runs; one that was asked to stop and has not ended goes on."""
+        """Start the thread, unless it runs; one that was asked to stop and has not ended goes
+        on."""
         with self._lock:
             self._stopping = False
             if self.alive and not self._ended:

@@ -117,7 +117,7 @@ class Settler(Service):
             self._queue.put
         )  # the hot path's way in: a delivery whose `settlement` says what to do
         self._refused: list[Delivery] = []  # kept until Redis takes them
-        self._trying = 0  # of those, how many are on their way again
+        self._hand: list[Delivery] = []  # what is being sent
         self._refusals = Backoff()
         self._again_at = 0.0
         self._uncertain: set[bytes] = set()  # sent, reply lost: a later "not yours" is no news
@@ -137,7 +137,7 @@ class Settler(Service):
     @property
     def unsettled(self) -> int:
         """How many settlements Redis has not accepted yet."""
-        return len(self._refused) + self._trying + self._queue.qsize()
+        return len(self._refused) + len(self._hand) + self._queue.qsize()
 
     def wake(self) -> None:
         super().wake()
@@ -153,7 +153,8 @@ class Settler(Service):
     # --- the thread ---
 
     def tick(self) -> float:
-        self._settle(self._collect())
+        self._collect()
+        self._settle()
         return 0.0
 
     def close(self) -> None:
@@ -165,38 +166,41 @@ class Settler(Service):
                     self.unsettled,
                 )
                 return
-            self._settle(self._collect(wait=min(left, 0.05)))
+            self._collect(wait=min(left, 0.05))
+            self._settle()
 
-    def _collect(self, wait: float = 0.5) -> list[Delivery]:
-        """What ended together, with what was refused before where its time has come."""
+    def _collect(self, wait: float = 0.5) -> None:
+        """Take in hand what ended together, with what was refused before where its time has come.
+
+        In an attribute: should this thread end, the next one goes on with it.
+        """
         if self._refused:
             wait = min(wait, max(0.0, self._again_at - monotonic()))
-        batch: list[Delivery] = []
+        hand = self._hand
         get = self._queue.get_nowait
         try:
-            first = self._queue.get(timeout=wait) if wait > 0 else get()
+            first = self._queue.get(timeout=wait) if wait > 0 and not hand else get()
             if first is not None:
-                batch.append(first)
+                hand.append(first)
                 if not self._stopping and self._busy():
                     self.pause(_LINGER)
-            while len(batch) < _MOST:
+            while len(hand) < _MOST:
                 delivery = get()
                 if delivery is not None:
-                    batch.append(delivery)
+                    hand.append(delivery)
         except Empty:
             pass
         if self._refused and monotonic() >= self._again_at:
-            batch = self._refused + batch
-            self._trying = len(batch)
+            hand[:0] = self._refused
             self._refused = []
         elif self._refused and self._down:
-            self._refused += batch
-            batch = []
-        return batch
+            self._refused += hand
+            hand.clear()
 
     _down = False  # the connection failed at the last try: nothing is tried before `_again_at`
 
-    def _settle(self, batch: list[Delivery]) -> None:
+    def _settle(self) -> None:
+        batch = self._hand
         if not batch:
             return
         plain: list[Delivery] = []
@@ -222,7 +226,7 @@ class Settler(Service):
         for delivery in single:
             step = self._bury if isinstance(delivery.settlement, Bury) else self._postpone
             self._try([delivery], step)
-        self._trying = 0
+        self._hand = []
         if self._refused:
             self._again_at = monotonic() + self._refusals.next()
         else:

@@ -107,13 +107,13 @@ class ClaimDelays:
     def take(self) -> list[int]:
         """Delays in ns of the newest 1000 since the last time, newest last; never negative."""
         newest: list[int] = []
+        batches, self._batches = self._batches, deque(maxlen=MOST_SAMPLES)
         try:
             while len(newest) < MOST_SAMPLES:
-                at, batch = self._batches.pop()
+                at, batch = batches.pop()
                 for entry_id in reversed(batch):
                     added_ms = int(entry_id.partition(b"-")[0])
                     newest.append(max(0, int((at * 1000 - added_ms) * 1e6)))
         except IndexError:
             pass
-        self._batches.clear()
         return newest[MOST_SAMPLES - 1 :: -1] if len(newest) > MOST_SAMPLES else newest[::-1]

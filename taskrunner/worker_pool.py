@@ -33,11 +33,23 @@ class _Slot:
 class WorkerPool:
     """Threads that run deliveries."""
 
-    def __init__(self, execute: Callable[[Delivery], None], *, size: int, batch_size: int) -> None:
+    def __init__(
+        self,
+        execute: Callable[[Delivery], None],
+        *,
+        size: int,
+        batch_size: int,
+        abandoned: Callable[[Delivery], None] | None = None,
+    ) -> None:
         self._execute = execute
+        self._abandoned = abandoned  # told of a delivery whose thread ended with it
         self._target = size
         self._batch_size = batch_size
         self._queue: SimpleQueue[Delivery | None] = SimpleQueue()
+        self._first: deque[Delivery] = deque()  # what overtakes the queue
+        self._marks = (
+            0  # Nones in the queue: each has one thread look around, and end if it is one too many
+        )
         self._slots: list[_Slot] = []
         self._ended_before = 0  # by threads that are gone
         self._samples: deque[tuple[float, int]] = deque()
@@ -84,15 +96,14 @@ class WorkerPool:
         interrupted."""
         self._target = size
         self.ensure()
-        for _ in range(len(self._slots) - size):
-            self._queue.put(None)  # an idle thread takes it and ends
+        with self._lock:
+            self._let_end(len(self._slots) - size)
 
     def stop(self) -> None:
         """Let every thread end as soon as it has nothing to run."""
         with self._lock:
             self._running = False
-            for _ in self._slots:
-                self._queue.put(None)
+            self._let_end(len(self._slots))
 
     def join(self, timeout: float) -> bool:
         """Wait until nothing runs and every thread is gone; whether that happened."""
@@ -110,21 +121,31 @@ class WorkerPool:
         for delivery in deliveries:
             put(delivery)
 
+    def submit_first(self, delivery: Delivery) -> None:
+        """Hand over a delivery that overtakes all that wait: an orphan on trial holds up those
+        behind it."""
+        self._first.append(delivery)
+        with self._lock:
+            self._marks += 1
+        self._queue.put(None)  # for the case that nobody is busy
+
     def take_back(self, most: int) -> list[Delivery]:
         """Take up to `most` unstarted deliveries out again, the longest waiting first."""
         taken: list[Delivery] = []
         ends = 0
         while len(taken) < most:
             try:
-                delivery = self._queue.get_nowait()
+                delivery = _pop(self._first) or self._queue.get_nowait()
             except Empty:
                 break
-            if delivery is None:
-                ends += 1
-            else:
+            if delivery is not None:
                 taken.append(delivery)
-        for _ in range(ends):
-            self._queue.put(None)
+                continue
+            with self._lock:  # a mark: behind the deliveries it does as well
+                self._marks -= 1
+                ends += 1
+        with self._lock:
+            self._let_end(ends)
         return taken
 
     # --- what it knows ---
@@ -142,7 +163,7 @@ class WorkerPool:
     @property
     def buffered(self) -> int:
         """How many wait for a worker."""
-        return self._queue.qsize()
+        return max(0, self._queue.qsize() - self._marks) + len(self._first)
 
     def running(self) -> list[Delivery]:
         """What is being executed."""
@@ -151,12 +172,12 @@ class WorkerPool:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
-        return self._queue.qsize() == 0 and all(slot.delivery is None for slot in list(self._slots))
+        return self.buffered == 0 and all(slot.delivery is None for slot in list(self._slots))
 
     @property
     def free(self) -> int:
         """How many workers have nothing to do and nothing waiting for them."""
-        return max(0, self._target - len(self.running()) - self._queue.qsize())
+        return max(0, self._target - len(self.running()) - self.buffered)
 
     def room(self) -> int:
         """How many more deliveries may be taken from Redis now; 0 where it pays to wait for more
@@ -165,16 +186,24 @@ class WorkerPool:
         At most two batches wait, and no more than the pool gets through in 100 ms at its pace, plus
         its free workers.
         """
-        buffered = self._queue.qsize()
+        buffered = self.buffered
         free = max(0, self._target - len(self.running()))
         limit = min(2 * self._batch_size, self._pace() + free)
         room = limit - buffered
         if room >= self._batch_size / 2 or free > buffered:
             self._low_water = -1
             return max(0, room)
-        self._roomy.clear()
-        self._low_water = max(0, limit - self._batch_size // 2)
+        self._ask_for_room(limit - self._batch_size // 2)
         return 0
+
+    def _limit(self) -> int:
+        free = max(0, self._target - len(self.running()))
+        return min(2 * self._batch_size, self._pace() + free)
+
+    def _ask_for_room(self, low_water: int) -> None:
+        """Have workers say when no more than so many wait."""
+        self._roomy.clear()
+        self._low_water = max(0, low_water)
 
     def wait_for_room(self, timeout: float) -> None:
         """Wait until a worker says that there may be room."""
@@ -192,23 +221,23 @@ class WorkerPool:
 
     def room_for_new(self) -> int:
         """The fetchers' share: half of the room while overdue entries wait for the other half."""
+        if self._overdue:
+            room = max(0, self._limit() - self.buffered - self._reading)
+            if room == 0:
+                self._ask_for_room(self._limit())
+            elif room == 1:  # to old and new in turn
+                self._turn_of_old = not self._turn_of_old
+                room = 2 * (not self._turn_of_old)
+            return room // 2
         room = self.room()
         if room and room <= self._reading:  # the other fetchers' answers will fill it
             self._roomy.clear()
             return 0
-        room -= self._reading if room else 0
-        if not self._overdue or room == 0:
-            return room
-        if room > 1:
-            return room // 2
-        self._turn_of_old = not self._turn_of_old
-        return 0 if self._turn_of_old else 1
+        return room - self._reading if room else 0
 
     def room_for_old(self) -> int:
         """The reclaimer's share. Unlike a fetcher it asks for as little as one."""
-        buffered = self._queue.qsize()
-        free = max(0, self._target - len(self.running()))
-        room = max(0, min(2 * self._batch_size, self._pace() + free) - buffered)
+        room = max(0, self._limit() - self.buffered)
         return room if room <= 1 or not self._overdue else (room + 1) // 2
 
     def overdue(self, waiting: bool) -> None:
@@ -232,33 +261,41 @@ class WorkerPool:
     # --- the threads ---
 
     def _work(self, slot: _Slot) -> None:
-        get, execute = self._queue.get, self._execute
+        get, execute, first = self._queue.get, self._execute, self._first
+        delivery: Delivery | None = None
         try:
             while True:
-                delivery = get()
+                delivery = _pop(first) if first else get()
                 if delivery is None:
-                    if self._ends(slot):
+                    if self._takes_mark(slot):
                         return
                     continue
                 slot.delivery = delivery
-                try:
-                    execute(delivery)
-                finally:
-                    slot.delivery = None
-                    slot.ended += 1
-                    del delivery
+                execute(delivery)
+                slot.delivery = delivery = None
+                slot.ended += 1
                 if self._low_water >= self._queue.qsize():
                     self._low_water = -1
                     self._roomy.set()
         finally:
+            slot.delivery = None
+            if delivery is not None and self._abandoned is not None:
+                self._abandoned(delivery)
             with self._lock:
                 self._retire(slot)
 
-    def _ends(self, slot: _Slot) -> bool:
-        """Whether this thread is one too many; retired at once, so that the count is right for the
-        next."""
+    def _let_end(self, threads: int) -> None:
+        """Put marks in the queue: an idle thread that takes one ends, if it is one too many
+        then."""
+        for _ in range(threads):
+            self._marks += 1
+            self._queue.put(None)
+
+    def _takes_mark(self, slot: _Slot) -> bool:
+        """Whether this thread ends; retired at once, so that the count is right for the next."""
         with self._lock:
-            if self._running and len(self._slots) <= self._target:
+            self._marks = max(0, self._marks - 1)
+            if self._first or (self._running and len(self._slots) <= self._target):
                 return False
             self._retire(slot)
             return True
@@ -267,3 +304,10 @@ class WorkerPool:
         if slot in self._slots:
             self._slots.remove(slot)
             self._ended_before += slot.ended
+
+
+def _pop(first: deque[Delivery]) -> Delivery | None:
+    try:
+        return first.popleft()
+    except IndexError:  # another was quicker
+        return None

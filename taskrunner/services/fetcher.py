@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from taskrunner import keys
+from taskrunner.clock import monotonic
 from taskrunner.in_flight import ByteBudget, InFlight
 from taskrunner.reports import Health
 from taskrunner.service import Service
@@ -21,6 +22,8 @@ from taskrunner.unseen import park_unseen
 from taskrunner.worker_pool import WorkerPool
 
 _UNBLOCK_TIMEOUT: Final = 0.3
+_BLOCKS: Final = 0.1
+"""Seconds after which a read is taken to have found the stream empty."""
 
 
 class Fetcher(Service):
@@ -58,7 +61,8 @@ class Fetcher(Service):
         self._link: Link = connections.open(read_timeout=block + connections.timeout)
         self._client_id: Any = None
         self._read_as: set[tuple[str, str]] = set()  # (host, consumer) that a reply may have missed
-        self.last_read_empty = False
+        self._last_read_empty = False
+        self._asked = 0.0  # monotonic, while a read is under way
 
     def tick(self) -> float:
         host = self._instance.host
@@ -81,6 +85,7 @@ class Fetcher(Service):
         if not self._link.connected:
             self._client_id = self._ask_id()
         self._pool.reading(count)
+        self._asked = monotonic()
         try:
             batch = self._deliveries.read(self._link, consumer, count, self._block_ms)
         except Exception as error:
@@ -94,13 +99,20 @@ class Fetcher(Service):
                 self._read_as.add((host, consumer))
             raise
         finally:
+            self._asked = 0.0
             self._pool.reading(-count)
-        self.last_read_empty = not batch
+        self._last_read_empty = not batch
         if batch:
             self._budget.saw(batch)
             self._claim_delays.saw(batch)
             add = self._in_flight.add
             self._pool.submit([delivery for delivery in batch if add(delivery)])
+
+    @property
+    def finds_nothing(self) -> bool:
+        """Whether the last read was empty, or the present one blocks."""
+        asked = self._asked
+        return self._last_read_empty or (asked > 0 and monotonic() - asked > _BLOCKS)
 
     def _ask_id(self) -> Any:
         try:
@@ -145,6 +157,10 @@ class Fetcher(Service):
         host = self._instance.host
         if host is not None:
             self._read_as.add((host, keys.consumer(self._deliveries.name, host, self._number)))
+
+    def park_unseen(self) -> None:
+        """After the end of the thread: what was delivered to it and never arrived is for others to
+        take."""
         for missed in list(self._read_as):
             with suppress(Exception):  # what can't be parked now is reclaimed when it is overdue
                 self._recover(*missed)

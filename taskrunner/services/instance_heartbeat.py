@@ -56,11 +56,11 @@ class InstanceHeartbeat(Service):
     def tick(self) -> float:
         if not self._checked:
             self._check_server()
-        self._keep_name()
-        self._deliveries.create_consumers(self.consumers())
         sent = monotonic()
         now = self._instances.server_time()
-        self._clock.observe(now, sent, monotonic())
+        self._clock.observe(now, sent, monotonic())  # first: once we have a name, fetchers read
+        self._keep_name()
+        self._deliveries.create_consumers(self.consumers())
         self.replications = self._instances.replications()
         return self._ttl * 2 / 3
 

@@ -40,7 +40,7 @@ class Janitor(Service):
         if self._elector.is_leader():
             self._remove_consumers()
             while self._trims and not self._stopping and self._elector.is_leader():
-                if self._trim() < _MOST_TRIMMED:
+                if self._trim() <= 0:
                     break
         return self._interval
 

@@ -29,7 +29,10 @@ from taskrunner.worker_pool import WorkerPool
 
 _SCAN: Final = 1.0
 _PAGE: Final = 100
-_NO_ROOM: Final = 0.01
+_LOOK: Final = 0.25
+"""Seconds: so often it is judged anew whether this instance has nothing else to do."""
+
+_NO_ROOM: Final = 0.002
 
 log = logging.getLogger("taskrunner.reclaimer")
 
@@ -70,6 +73,7 @@ class Reclaimer(Service):
         self._retries: list[tuple[float, bytes]] = []  # (due, entry id), a heap
         self._lock = threading.Lock()
         self._next_scan = 0.0
+        self._scanned = 0.0
         self._cursor = b"-"
         self._more = False  # overdue entries wait for room
         self._gated = False  # orphans wait for the one that runs alone
@@ -105,7 +109,7 @@ class Reclaimer(Service):
         if self._was_away:
             self._instances.server_time()
             self._was_away = False
-            self._next_scan = now + min(self._reclaim_delay / 3, 3.0)
+            self._scanned = self._next_scan = now + min(self._reclaim_delay / 3, 3.0)
             self._more, self._gated, self._cursor = False, False, b"-"
         if now - self._in_flight.oldest_confirmation() > self._reclaim_delay / 2:
             self._heartbeat.wake()
@@ -114,7 +118,11 @@ class Reclaimer(Service):
             return 0.1
         self._park_missed()
         full = self._claim_due_retries(host, now)
-        if now >= self._next_scan or self._more or (self._gated and self._may_run_alone(now)):
+        if (
+            now >= min(self._next_scan, self._scanned + self._interval())
+            or self._more
+            or (self._gated and self._may_run_alone(now))
+        ):
             full = self._scan(host, now) or full
         return self._pause(full)
 
@@ -122,6 +130,9 @@ class Reclaimer(Service):
         host = self._instance.host
         if host is not None:
             self._missed.add((host, self._consumer(host)))
+
+    def park_unseen(self) -> None:
+        """After the end of the thread: what was claimed and never arrived is for others to take."""
         with suppress(Exception):  # what can't be parked now is reclaimed when it is overdue
             self._park_missed()
 
@@ -145,7 +156,7 @@ class Reclaimer(Service):
         now = monotonic()
         with self._lock:
             due = self._retries[0][0] if self._retries else now + _SCAN
-        return max(0.0, min(due, self._next_scan) - now)
+        return max(0.0, min(due, self._next_scan, now + _LOOK) - now)
 
     def _claim_due_retries(self, host: str, now: float) -> bool:
         """Claim our own parked retries by id; whether some had to wait for room."""
@@ -208,13 +219,14 @@ class Reclaimer(Service):
         self._cursor = rest if rest is not None else b"-"
         self._pool.overdue(self._more)
         if not self._more:
+            self._scanned = monotonic()
             self._next_scan = monotonic() + jittered(self._interval())
         return self._more
 
     def _interval(self) -> float:
         """Every second with nothing else to do, else the group's pace: one scan a second over all
         instances."""
-        idle = self._pool.free > 0 and all(fetcher.last_read_empty for fetcher in self._fetchers)
+        idle = self._pool.free > 0 and all(fetcher.finds_nothing for fetcher in self._fetchers)
         return _SCAN if idle else _SCAN * max(1, self._instance.replications)
 
     def _orphans(self, rows: list[Pending]) -> set[bytes]:
@@ -271,7 +283,10 @@ class Reclaimer(Service):
                 if self._in_flight.add(delivery):
                     fresh.append(delivery)
             self._budget.saw(fresh)
-            self._pool.submit(fresh)
+            self._pool.submit([delivery for delivery in fresh if not delivery.alone])
+            for delivery in fresh:
+                if delivery.alone:
+                    self._pool.submit_first(delivery)
             results += claimed
         return results
 

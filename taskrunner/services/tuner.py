@@ -54,6 +54,7 @@ class Tuner(Service):
         self._next_share = now
         self._last_change = 0.0
         self._ttl = max(_SHORTEST_TTL, config.long_queue_threshold)
+        self._led = False
         self._hook: Once | None = None
 
     def tick(self) -> float:
@@ -63,9 +64,9 @@ class Tuner(Service):
             self._next_look = now + self._config.tick
             self._look(now)
         if now >= self._next_reset:
-            self._next_reset = now + self._config.metrics_reset_interval
             if self._elector.is_leader():
                 self._metrics.reset(self._elector.lease.key, self._elector.lease.value)
+            self._next_reset = now + self._config.metrics_reset_interval
         following = [self._next_look, self._next_reset]
         if self._config.tuning:
             if looked or now >= self._next_share:
@@ -111,18 +112,19 @@ class Tuner(Service):
             tolerance=config.desired_wait_time_tolerance * 1000,
         )
         if decision.capacity != self._pool.size:
-            self._last_change = now
             self._apply(decision.capacity, decision.reason)
 
     def _share(self, now: float) -> None:
-        if self._elector.is_leader():
+        leads = self._elector.is_leader()
+        if leads and self._led:
             self._metrics.publish_capacity(self._pool.size, self._ttl)
             self._next_share = now + self._ttl / 3
             return
         capacity = self._metrics.capacity()
         if capacity is not None:
             self._apply(capacity, "published by the leader")
-        self._next_share = now + _FOLLOW
+        self._led = leads  # a new leader goes on from what the last one published
+        self._next_share = now if leads else now + _FOLLOW
 
     def _apply(self, capacity: int, reason: str) -> None:
         least, most = self._config.min_workers, self._config.max_workers
@@ -136,4 +138,5 @@ class Tuner(Service):
                 reason,
                 extra={"action": "capacity_changed"},
             )
+            self._last_change = monotonic()  # a follower's too: it may lead next
             self._pool.resize(capacity)

@@ -11,6 +11,7 @@ from taskrunner import keys, scripts
 from taskrunner.errors import InvalidTaskPayloadError, TaskAlreadyDispatchedError, TaskRunnerError
 from taskrunner.message import Message, decode, rewrite
 from taskrunner.store.connection import Arg, Connections
+from taskrunner.store.group import is_entry_id, next_id
 
 _REQUEUE: Final = scripts.load("requeue")
 _PAGE: Final = 100
@@ -51,12 +52,16 @@ class DeadLetters:
 
     def list(self, limit: int = 100, after: str | None = None) -> _Letters:
         """At most `limit` letters, oldest first, from behind the letter `after`."""
-        start = "-" if after is None else f"({after}"
+        if limit < 1:
+            return []
+        start = b"-" if after is None else next_id(after.encode())
         rows = self._connections.call("XRANGE", self._key, start, "+", "COUNT", limit)
         return [_letter(row) for row in rows]
 
     def get(self, id: str) -> DeadLetter | None:
         """One letter, or None."""
+        if not is_entry_id(id):
+            return None
         rows = self._connections.call("XRANGE", self._key, id, id)
         return _letter(rows[0]) if rows else None
 
@@ -108,7 +113,7 @@ class DeadLetters:
 
     def delete(self, id: str) -> bool:
         """Delete one letter; whether it was there."""
-        return bool(self._connections.call("XDEL", self._key, id))
+        return is_entry_id(id) and bool(self._connections.call("XDEL", self._key, id))
 
     def purge(self) -> int:
         """Delete all letters; returns how many."""

@@ -59,6 +59,8 @@ class DelayedSet:
 
     def list(self, limit: int = 100) -> _Tasks:
         """At most `limit` messages, the next due first."""
+        if limit < 1:
+            return []
         rows = self._connections.call("ZRANGE", self.key, 0, limit - 1, "WITHSCORES")
         return [
             _task(member, float(score)) for member, score in zip(rows[::2], rows[1::2], strict=True)

@@ -4,6 +4,7 @@ Owns: the commands and steps that read, renew, park, claim and end deliveries, a
 their replies. Leaves to its callers: when to make a move, and what to do when Redis refuses.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ _REMOVE_CONSUMER: Final = scripts.load("remove_consumer")
 
 HAND_BACK_IDLE_MS: Final = 10**9
 """Idle time given to a delivery handed back: claimable at once, by Go too."""
+
+_ENTRY_ID: Final = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
 
 MOVED: Final = 1
 HELD_BY_ANOTHER: Final = 0
@@ -324,6 +327,11 @@ def _no_group(error: Exception) -> bool:
         or "no such key" in text
         or "requires the key to exist" in text
     )
+
+
+def is_entry_id(text: str) -> bool:
+    """Whether Redis would take it for the id of an entry."""
+    return _ENTRY_ID.fullmatch(text) is not None
 
 
 def next_id(entry_id: bytes) -> bytes:

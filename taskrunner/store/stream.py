@@ -18,13 +18,14 @@ from taskrunner.clock import Duration
 from taskrunner.errors import ConfigurationError, InvalidTaskPayloadError
 from taskrunner.message import decode
 from taskrunner.store.connection import Arg, Connections
-from taskrunner.store.group import ConsumerGroup
+from taskrunner.store.group import HAND_BACK_IDLE_MS, ConsumerGroup, is_entry_id
 
 _DELETE: Final = scripts.load("delete")
 _PAGE: Final = 16  # bodies of up to 10 MiB are read
 _FEW_SAMPLES: Final = 10
 _RING: Final = 1000
 _SHORTEST_RECLAIM: Final = 0.1
+_LONGEST_RECLAIM: Final = HAND_BACK_IDLE_MS // 1000
 
 
 @attrs.frozen(kw_only=True)
@@ -94,6 +95,11 @@ class RedisStreamQueue:
                 f"reclaim_delay={reclaim_delay!r} is below {_SHORTEST_RECLAIM} seconds: "
                 "nothing could be renewed in time"
             )
+        if self.reclaim_delay > _LONGEST_RECLAIM:
+            raise ConfigurationError(
+                f"reclaim_delay={reclaim_delay!r} is above {_LONGEST_RECLAIM} seconds: "
+                "what is handed back could not be told from what is held"
+            )
         if not isinstance(delete_on_ack, bool):
             raise ConfigurationError(f"delete_on_ack={delete_on_ack!r} is not a bool")
         self.delete_on_ack = delete_on_ack
@@ -129,6 +135,8 @@ class RedisStreamQueue:
     def delete(self, id: str) -> bool:
         """Delete one entry, from the pending lists too, and release its unique lock; whether it was
         there."""
+        if not is_entry_id(id):
+            return False
         rows = self.connections.call("XRANGE", self.stream, id, id)
         return self._delete(rows) == 1
 
@@ -224,6 +232,10 @@ def _text(value: bytes) -> str:
 def _name(field: str, value: str) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{field}={value!r} is not a text of at least one character")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{field}={value!r} can't be encoded as UTF-8") from None
     return value
 
 

@@ -1,5 +1,4 @@
 -- Move due members to the stream: only by the leader, only what is still there, added before it is removed.
--- uses: unlock
 -- KEYS 1 lease (string), 2 delayed set (zset), 3 stream (stream), 4 dead letters (stream), 5.. locks (string)
 -- ARGV 1 instance id, then per member: member, kind, body, index in KEYS of its lock or '0', token, lock TTL in ms,
 --   score to put it off to
