@@ -99,24 +99,33 @@ class Marks:
 
 
 def spin(loops: int) -> int:
-    """Pure Python, about as long as `loops` says."""
+    """Pure Python, about as long as `loops` says: calls, branches and small sums.
+
+    No tight loop of sums: such a one has two speeds, a fifth apart, in the barest process too, and
+    changes between them within milliseconds. Between other code it is mostly the slow one, so it
+    would be measured instead of what stands around it.
+    """
     value = 0
-    for i in range(loops):
-        value += i & 3
+    for _ in range(loops):
+        value += _sum(6)
     return value
 
 
+def _sum(number: int) -> int:
+    return number if number < 2 else _sum(number - 1) + _sum(number - 2)
+
+
 def calibrate(seconds: float) -> int:
-    """How many loops of `spin` take that long on this machine now: the quickest of many tries."""
-    loops = 1000
-    best = min(_timed(loops) for _ in range(200))
-    return max(1, round(loops * seconds / best))
+    """How many loops of `spin` take that long on this machine now, in time of the processor."""
+    loops, tries = 30, 2000
+    middle = sorted(_timed(loops) for _ in range(tries))[tries // 2]
+    return max(1, round(loops * seconds / middle))
 
 
 def _timed(loops: int) -> float:
-    start = time.perf_counter()
+    start = time.thread_time()
     spin(loops)
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 def cpu_seconds() -> float:
