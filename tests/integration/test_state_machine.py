@@ -50,6 +50,7 @@ from taskrunner.settler import Settler, hand_back, lock_of
 from taskrunner.store import connection
 from taskrunner.store.connection import Connections
 from taskrunner.store.delayed_set import DelayedSet
+from taskrunner.store.group import Claimed
 from taskrunner.store.instances import OwnedKey
 from taskrunner.store.unique import UniqueLocks
 from taskrunner.timings import Timings
@@ -220,7 +221,7 @@ MOVES: list[Move] = [
     Move("renew", 2, lambda life: life.sight.pending, ["who"]),
     Move("crash", 1, lambda life: life.holders(), ["who"]),
     Move("time_passes_for_pending", 7, lambda life: life.sight.pending, ["which", "everything"]),
-    Move("reclaim", 12, lambda life: life.sight.overdue, ["who", "most", "fault"]),
+    Move("reclaim", 12, lambda life: life.sight.overdue, ["who", "most", "fault", "everything"]),
     Move("requeue", 2, lambda life: life.sight.letters, ["which"]),
     Move("delete_letter", 1, lambda life: life.sight.letters, ["which"]),
     Move("delete_entry", 1, lambda life: life.sight.stream, ["which"]),
@@ -243,6 +244,13 @@ DRAWN = {
 }
 
 
+class Drawn(dict[str, Any]):
+    """What was drawn for a step, of which its move uses a part: that is told in a note."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
 class Life(RuleBasedStateMachine):
     """One queue, one group, three instances."""
 
@@ -256,6 +264,8 @@ class Life(RuleBasedStateMachine):
         self.accepted: dict[int, str] = {}  # number -> kind
         self.ended: set[int] = set()  # succeeded, handled, or taken out by hand
         self.gone: set[int] = set()  # seen in no place: must never come back
+        self.attempts: dict[int, int] = {}  # the last one that ran
+        self.over: set[int] = set()  # its code failed for good
         self.lapsed: set[str] = set()  # tokens whose lock ran out before their message's end
         self.outcome = "success"
         self.meanwhile: Callable[[], None] = lambda: None
@@ -331,9 +341,18 @@ class Life(RuleBasedStateMachine):
         context = current_task()
         found = self.everything.get(context.name)
         assert found is not None
+        number = payload["n"]
         assert 1 <= context.attempt <= found.max_retry + found.max_lost
-        assert payload["n"] in self.accepted
-        assert payload["n"] not in self.gone, "run after its end"
+        assert number in self.accepted
+        if self.client.xrange(self.names.stream, context.entry_id, context.entry_id):
+            # Not the late run of one that another has ended meanwhile.
+            assert context.attempt > self.attempts.get(number, 0), "an attempt was given twice"
+            assert number not in self.over, "run after its final failure"
+            self.attempts[number] = context.attempt
+        message = json.loads(context.message.raw)
+        if message["unique"]:
+            held = self.client.get(keys.unique(message["unique_key"]))
+            assert held == message["unique_lock_value"].encode(), "run without its lock"
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         meanwhile()
         if self.outcome == "error":
@@ -344,7 +363,7 @@ class Life(RuleBasedStateMachine):
             raise Retry(LONGER)
         if self.outcome == "reject":
             raise Reject("as wanted")
-        self.ended.add(payload["n"])
+        self.ended.add(number)
 
     def handler(self, message: Any, error: Exception) -> None:
         if self.handler_raises:
@@ -389,8 +408,8 @@ class Life(RuleBasedStateMachine):
         for kind, lock, delayed in kinds:
             self.dispatch(kind, lock, delayed, "none")
 
-    @rule(chance=st.integers(0, 9999), drawn=st.fixed_dictionaries(DRAWN))
-    def step(self, chance: int, drawn: dict[str, Any]) -> None:
+    @rule(chance=st.integers(0, 9999), drawn=st.fixed_dictionaries(DRAWN).map(Drawn))
+    def step(self, chance: int, drawn: Drawn) -> None:
         """One of the moves that are possible now; a rule for each would mostly be the idle ones.
 
         What is drawn is the same for all, so that an example means the same when it is repeated.
@@ -556,10 +575,27 @@ class Life(RuleBasedStateMachine):
         self.meanwhile, self.outcome, self.handler_raises = act, outcome, raises
         one.executor(delivery)
         self.meanwhile, self.handler_raises = (lambda: None), False
+        if fault == "none" and self.is_final(delivery, outcome):
+            number = delivery.message.payload["n"]
+            self.over.add(number)
         if delivery.waiting:  # set aside: its lock could not be asked for
             delivery.waiting = False
             one.held.append(delivery)
         self.settle(one, fault)
+
+    def is_final(self, delivery: Delivery, outcome: str) -> bool:
+        """Whether this run has failed for good, while the delivery was ours."""
+        message = delivery.message
+        rows = {row[0]: (row[1], row[3]) for row in self.look().pending}
+        if message is None or rows.get(delivery.entry_id) != (delivery.consumer, delivery.count):
+            return False
+        attempt = message.attempt + delivery.count
+        found = self.everything.get(message.task_name)
+        assert found is not None
+        ran = self.attempts.get(message.payload["n"]) == attempt
+        return ran and (
+            outcome == "reject" or (outcome != "success" and attempt >= found.max_retry)
+        )
 
     def settle(self, one: Instance, fault: str) -> None:
         """Send an instance's settlements: those of deliveries that it lost change nothing.
@@ -637,21 +673,28 @@ class Life(RuleBasedStateMachine):
                 idle=int(RECLAIM * 1000), justid=True,
             )  # fmt: skip
 
-    def reclaim(self, who: int, most: int, fault: str) -> None:
-        """Take over what is overdue; never what is in the own table."""
+    def reclaim(self, who: int, most: int, fault: str, everything: bool) -> None:
+        """Take over what is overdue, never what is in the own table; or try with all there is.
+
+        What isn't overdue any more was renewed, or taken by another since it was looked at.
+        """
         one = self.instances[who]
         rows, _ = one.group.overdue(b"-", 100)
-        ids = [row.entry_id for row in rows if row.entry_id not in one.in_flight]
+        overdue = {row.entry_id for row in rows}
+        seen = [row[0] for row in self.look().pending if everything or row[0] in overdue]
+        ids = [entry_id for entry_id in seen if entry_id not in one.in_flight][:most]
         if ids:
             one.connections.fault = fault
             with suppress(redis.RedisError):
-                self.claim_by(one, ids[:most])
+                for claimed in self.claim_by(one, ids):
+                    assert (claimed.delivery is not None) == (claimed.entry_id in overdue)
             one.connections.fault = "none"
 
-    def claim_by(self, one: Instance, ids: list[bytes]) -> None:
+    def claim_by(self, one: Instance, ids: list[bytes]) -> list[Claimed]:
         claimed = one.group.claim(ids, one.consumer(2))
         assert [each.entry_id for each in claimed] == ids
         one.take([each.delivery for each in claimed if each.delivery is not None])
+        return claimed
 
     # --- by hand ---
 
@@ -666,6 +709,8 @@ class Life(RuleBasedStateMachine):
                 assert self.runner.dead_letters.get(letter.id) is not None
             else:
                 assert self.runner.dead_letters.get(letter.id) is None
+                self.over.discard(letter.payload["n"])
+                self.attempts.pop(letter.payload["n"], None)
 
     def delete_letter(self, which: int) -> None:
         letters = self.runner.dead_letters.list(limit=1000)

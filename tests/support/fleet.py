@@ -113,8 +113,7 @@ class Fleet:
         runner = TaskRunner(
             queue=RedisStreamQueue(
                 self.url if url is None else url,
-                prefix=self.names.prefix,
-                **{**self._queue, **(queue or {})},
+                **{"prefix": self.names.prefix, **self._queue, **(queue or {})},
             ),
             registry=self.registry if registry is None else registry,
             **{
