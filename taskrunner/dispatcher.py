@@ -10,7 +10,7 @@ import os
 import secrets
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
 
@@ -266,7 +266,10 @@ def _instant(run_at: datetime | float) -> float:
                 f"run_at={run_at!r} has no time zone, so it names no instant: use an aware datetime, e.g. "
                 "datetime.now(timezone.utc) + timedelta(minutes=5)"
             )
-        value = (run_at - _EPOCH).total_seconds()
+        since = run_at - _EPOCH
+        # A float can't hold the last microseconds of the year 9999, which are inside all the same.
+        inside = since < timedelta(seconds=_YEAR_10000)
+        value = min(since.total_seconds(), math.nextafter(_YEAR_10000, 0)) if inside else math.inf
     elif isinstance(run_at, date):
         raise TypeError(f"run_at={run_at!r} is a date without a time")
     elif isinstance(run_at, bool) or not isinstance(run_at, int | float):

@@ -30,7 +30,7 @@ from taskrunner.message import Message, decode, salvage
 from taskrunner.reports import Health, Reports
 from taskrunner.settler import UNSEEN, Bury, Park, Postpone, Settler, lock_of
 from taskrunner.store import connection
-from taskrunner.store.unique import UniqueLocks
+from taskrunner.store.group import MOVED, NOT_PENDING, ConsumerGroup
 from taskrunner.task import Registry, Task
 
 _PUT_OFF: Final = 1.0
@@ -68,7 +68,7 @@ class Executor:
         reclaim_delay: float,
         in_flight: InFlight,
         settler: Settler,
-        locks: UniqueLocks,
+        deliveries: ConsumerGroup,
         limits: Limits,
         timings: Timings,
         reports: Reports,
@@ -83,7 +83,7 @@ class Executor:
         self._reclaim_delay = reclaim_delay
         self._in_flight = in_flight
         self._settle = settler.put
-        self._locks = locks
+        self._deliveries = deliveries
         self._limits = limits
         self._timings = timings
         self._reports = reports
@@ -111,12 +111,6 @@ class Executor:
             self._reports.add("service_error", error)
             delivery.settlement = Park(due=monotonic() + self._reclaim_delay)
             self._settle(delivery)
-
-    def abandoned(self, delivery: Delivery) -> None:
-        """The thread that held a delivery ended: as if its process had, so it comes back,
-        counted."""
-        delivery.settlement = Park(due=monotonic())
-        self._settle(delivery)
 
     # --- the steps ---
 
@@ -175,7 +169,7 @@ class Executor:
         """Hold the unique lock, or put the delivery off, uncounted."""
         lock = lock_of(message, max(1, message.unique_for) * 1000)
         try:
-            held = lock is None or self._locks.hold(lock)
+            status = MOVED if lock is None else self._deliveries.hold_lock(delivery, lock)
         except Exception as error:  # what is no outage goes on as a fault of ours
             if not connection.outage(error):
                 raise
@@ -184,9 +178,14 @@ class Executor:
                 self._set_aside(delivery)  # the next renewal that comes through starts it again
                 return False
         else:
-            if held:
-                self._health.succeeded("unique locks")
+            self._health.succeeded("unique locks")
+            if status == MOVED:
                 return True
+            if (
+                status == NOT_PENDING
+            ):  # deleted, finished elsewhere, or taken over while it waited here
+                self._in_flight.remove(delivery)
+                return False
         delivery.settlement = Park(due=monotonic() + _PUT_OFF, count=max(0, delivery.count - 1))
         self._settle(delivery)
         return False

@@ -16,6 +16,7 @@ from typing import Final
 from taskrunner import keys
 from taskrunner.clock import ServerClock, monotonic
 from taskrunner.config import TaskRunnerConfig
+from taskrunner.delivery import Delivery
 from taskrunner.executor import Executor
 from taskrunner.in_flight import ByteBudget, InFlight
 from taskrunner.reports import Health, Reports
@@ -41,7 +42,6 @@ from taskrunner.store.delayed_set import DelayedSet
 from taskrunner.store.instances import Instances, OwnedKey
 from taskrunner.store.metrics import Metrics
 from taskrunner.store.stream import RedisStreamQueue
-from taskrunner.store.unique import UniqueLocks
 from taskrunner.task import Registry
 from taskrunner.timings import ClaimDelays, Timings
 from taskrunner.worker_pool import WorkerPool
@@ -116,7 +116,7 @@ class Parts:
             reclaim_delay=queue.reclaim_delay,
             in_flight=in_flight,
             settler=settler,
-            locks=UniqueLocks(connections),
+            deliveries=deliveries,
             limits=self.limits,
             timings=self.timings,
             reports=reports,
@@ -127,9 +127,7 @@ class Parts:
         )
         size = config.min_workers if config.tuning else config.num_workers
         assert size is not None
-        self.pool = WorkerPool(
-            executor, size=size, batch_size=config.batch_size, abandoned=executor.abandoned
-        )
+        self.pool = WorkerPool(executor, size=size, batch_size=config.batch_size)
         self.heartbeat = DeliveryHeartbeat(
             health,
             deliveries=deliveries,
@@ -227,6 +225,8 @@ class Parts:
             pool=self.pool,
             reports=reports,
             give_up=give_up,
+            ownerless=self._ownerless,
+            abandoned=self._abandoned,
             after=self._finish_late,
         )
         self.services: list[Service] = [
@@ -259,6 +259,25 @@ class Parts:
         for service in self.services:
             service.start()
         self.watchdog.start()
+
+    def _ownerless(self) -> list[Delivery]:
+        """What is held though no queue has it and no worker runs it: a thread ended with it."""
+        owned = {
+            id(delivery)
+            for delivery in (*self.pool.queued(), *self.settler.queued(), *self.pool.running())
+        }
+        return [
+            delivery
+            for delivery in self.in_flight.snapshot()
+            if id(delivery) not in owned and not delivery.waiting
+        ]
+
+    def _abandoned(self, delivery: Delivery) -> None:
+        """As if its process had ended: it comes back, counted, unless it was to be settled
+        otherwise."""
+        if delivery.settlement is None:
+            delivery.settlement = Park(due=monotonic())
+        self.settler.put(delivery)
 
     def abandon(self) -> None:
         """A start that failed half way: nothing is left running."""

@@ -7,6 +7,7 @@ heartbeat goes on renewing it; what turns out to be another's is let go.
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -138,6 +139,18 @@ class Settler(Service):
     def unsettled(self) -> int:
         """How many settlements Redis has not accepted yet."""
         return len(self._refused) + len(self._hand) + self._queue.qsize()
+
+    def queued(self) -> list[Delivery]:
+        """Everything that waits to be sent: taken out of the queue and put back in order."""
+        waiting: list[Delivery] = []
+        with suppress(Empty):
+            while True:
+                delivery = self._queue.get_nowait()
+                if delivery is not None:
+                    waiting.append(delivery)
+        for delivery in waiting:
+            self._queue.put(delivery)
+        return [*waiting, *self._hand, *self._refused]
 
     def wake(self) -> None:
         super().wake()

@@ -10,7 +10,8 @@ from taskrunner.task import Task
 def lock_name(task: Task[Any], payload: Any, payload_text: str) -> str:
     """The lock's name for a payload: the task's name, with the key where the task has one.
 
-    Raises what the task's key function raises, and TypeError where that returns no str.
+    Raises what the task's key function raises, TypeError where that returns no str and ValueError
+    where it can't be encoded.
     """
     if task.unique_key is None:
         return task.name
@@ -21,4 +22,10 @@ def lock_name(task: Task[Any], payload: Any, payload_text: str) -> str:
         raise TypeError(
             f"unique_key of task {task.name!r} returned {type(key).__name__}, a str is needed"
         )
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"unique_key of task {task.name!r} returned {key!r}, no Unicode text"
+        ) from None
     return f"{task.name}:{key or task.name}"  # Go takes the task's name where the key is empty

@@ -22,9 +22,10 @@ Fetching)."""
 class _Slot:
     """One worker thread's place; only that thread writes here, so counting needs no lock."""
 
-    __slots__ = ("delivery", "ended", "thread")
+    __slots__ = ("delivery", "ended", "number", "thread")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.delivery: Delivery | None = None
         self.ended = 0
         self.thread: threading.Thread | None = None
@@ -33,30 +34,19 @@ class _Slot:
 class WorkerPool:
     """Threads that run deliveries."""
 
-    def __init__(
-        self,
-        execute: Callable[[Delivery], None],
-        *,
-        size: int,
-        batch_size: int,
-        abandoned: Callable[[Delivery], None] | None = None,
-    ) -> None:
+    def __init__(self, execute: Callable[[Delivery], None], *, size: int, batch_size: int) -> None:
         self._execute = execute
-        self._abandoned = abandoned  # told of a delivery whose thread ended with it
+        self.deaths = 0  # threads that ended though nobody let them
         self._target = size
         self._batch_size = batch_size
         self._queue: SimpleQueue[Delivery | None] = SimpleQueue()
         self._first: deque[Delivery] = deque()  # what overtakes the queue
-        self._marks = (
-            0  # Nones in the queue: each has one thread look around, and end if it is one too many
-        )
+        self._marks = 0  # Nones in the queue: each has one thread look around, perhaps end
         self._slots: list[_Slot] = []
         self._ended_before = 0  # by threads that are gone
         self._samples: deque[tuple[float, int]] = deque()
         self._lock = threading.Lock()  # size and samples
-        self._low_water = (
-            -1
-        )  # workers signal room when no more than this many wait; -1: nobody asked
+        self._low_water = -1  # workers signal room when no more than this many wait; -1: unasked
         self._roomy = threading.Event()
         self._reading = 0  # asked for by fetchers, not here yet
         self._overdue = False
@@ -81,11 +71,12 @@ class WorkerPool:
             ]:
                 self._retire(slot)
             while len(self._slots) < self._target:
-                slot = _Slot()
+                taken = {slot.number for slot in self._slots}
+                slot = _Slot(next(n for n in range(1, self._target + 1) if n not in taken))
                 slot.thread = threading.Thread(
                     target=self._work,
                     args=(slot,),
-                    name=f"taskrunner-worker-{len(self._slots) + 1}",
+                    name=f"taskrunner-worker-{slot.number}",
                     daemon=True,
                 )
                 self._slots.append(slot)
@@ -147,6 +138,13 @@ class WorkerPool:
         with self._lock:
             self._let_end(ends)
         return taken
+
+    def queued(self) -> list[Delivery]:
+        """Everything that waits: taken out and put back in order, for a queue can't be looked
+        into."""
+        waiting = self.take_back(self._queue.qsize() + len(self._first))
+        self.submit(waiting)
+        return waiting
 
     # --- what it knows ---
 
@@ -262,12 +260,13 @@ class WorkerPool:
 
     def _work(self, slot: _Slot) -> None:
         get, execute, first = self._queue.get, self._execute, self._first
-        delivery: Delivery | None = None
+        died = True
         try:
             while True:
                 delivery = _pop(first) if first else get()
                 if delivery is None:
                     if self._takes_mark(slot):
+                        died = False
                         return
                     continue
                 slot.delivery = delivery
@@ -279,8 +278,7 @@ class WorkerPool:
                     self._roomy.set()
         finally:
             slot.delivery = None
-            if delivery is not None and self._abandoned is not None:
-                self._abandoned(delivery)
+            self.deaths += died
             with self._lock:
                 self._retire(slot)
 

@@ -52,10 +52,10 @@ class MetricsWriter(Service):
         if not taken:
             return
         try:
-            refused = self._metrics.add(taken)
+            left, error = self._metrics.add(taken)
         except Exception:
             self._timings.give_back(taken)
             raise
-        if refused:
-            self._timings.give_back({name: taken[name] for name in refused})
-            raise ValueError(f"a field of the timings of {', '.join(refused)} is no integer")
+        if error is not None:
+            self._timings.give_back(left)
+            raise error

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from taskrunner.clock import monotonic
+from taskrunner.delivery import Delivery
 from taskrunner.errors import TaskRunnerError
 from taskrunner.reports import Health, Reports
 from taskrunner.service import Service
@@ -34,6 +35,8 @@ class Watchdog(Service):
         pool: WorkerPool,
         reports: Reports,
         give_up: Callable[[Exception], None],
+        ownerless: Callable[[], list[Delivery]],
+        abandoned: Callable[[Delivery], None],
         after: Callable[[], None],
     ) -> None:
         super().__init__("watchdog", health)
@@ -41,7 +44,12 @@ class Watchdog(Service):
         self._pool = pool
         self._reports = reports
         self._give_up = give_up
+        self._ownerless = ownerless
+        self._abandoned = abandoned
         self._after = after
+        self._audited = 0  # deaths whose leavings were looked for
+        self._died = 0
+        self._suspects: set[int] | None = None
         self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
 
     def tick(self) -> float:
@@ -49,8 +57,23 @@ class Watchdog(Service):
             if service.died:
                 self._restart(service)
         self._pool.ensure()
+        self._look_for_leavings()
         self._after()
         return _LOOK
+
+    def _look_for_leavings(self) -> None:
+        """After a thread ended, find what it held: ownerless at two looks in a row, half a second
+        apart."""
+        if self._suspects is not None:
+            found = [delivery for delivery in self._ownerless() if id(delivery) in self._suspects]
+            self._suspects = None
+            for delivery in found:
+                log.warning("entry %s was left by a thread that ended", delivery.entry_id.decode())
+                self._abandoned(delivery)
+        deaths = self._died + self._pool.deaths
+        if deaths != self._audited:
+            self._audited = deaths
+            self._suspects = {id(delivery) for delivery in self._ownerless()}
 
     def _restart(self, service: Service) -> None:
         error = TaskRunnerError(f"thread {service.name} ended unexpectedly")
@@ -61,6 +84,7 @@ class Watchdog(Service):
             )
             return
         self._deaths.append(now)
+        self._died += 1
         log.error("%s: started again", error, extra={"action": "service_error"})
         self._reports.add("service_error", error)
         service.start()

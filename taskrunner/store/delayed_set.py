@@ -68,7 +68,7 @@ class DelayedSet:
 
     def get(self, id: str) -> DelayedTask | None:
         """One message by its id, or None. Pages through the set: there is no index."""
-        for member, score in self._walk():
+        for member, score in self._walk() if id else ():
             found = _task(member, score)
             if found.id == id:
                 return found
@@ -76,7 +76,7 @@ class DelayedSet:
 
     def cancel(self, id: str) -> bool:
         """Take a message out of the set, and release its unique lock; whether it was there."""
-        for member, score in self._walk():
+        for member, score in self._walk() if id else ():
             if _task(member, score).id != id:
                 continue
             names, token = [self.key], ""

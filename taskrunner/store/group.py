@@ -24,6 +24,7 @@ _RENEW: Final = scripts.load("renew")
 _CLAIM: Final = scripts.load("claim")
 _BURY: Final = scripts.load("bury")
 _POSTPONE: Final = scripts.load("postpone")
+_START_UNIQUE: Final = scripts.load("start_unique")
 _REMOVE_CONSUMER: Final = scripts.load("remove_consumer")
 
 HAND_BACK_IDLE_MS: Final = 10**9
@@ -176,6 +177,24 @@ class ConsumerGroup:
             args += (delivery.entry_id, delivery.consumer, delivery.count)
             _add_lock(names, args, lock)
         return [int(status) for status in self.connections.run(_RENEW, names, args)]
+
+    def hold_lock(self, delivery: Delivery, lock: Lock) -> int:
+        """Renew a delivery's unique lock, or take it again: MOVED, HELD_BY_ANOTHER message,
+        NOT_PENDING for us."""
+        return int(
+            self.connections.run(
+                _START_UNIQUE,
+                [lock.key, self.stream],
+                [
+                    lock.token,
+                    lock.ms,
+                    self.name,
+                    delivery.entry_id,
+                    delivery.consumer,
+                    delivery.count,
+                ],
+            )
+        )
 
     def claim(self, entry_ids: Sequence[bytes], consumer: str) -> list[Claimed]:
         """Take over what has been idle for reclaim_delay; a result for each id, paired by id."""

@@ -10,7 +10,6 @@ from taskrunner import keys, scripts
 from taskrunner.store.connection import Arg, Connections
 
 _RESET_METRICS: Final = scripts.load("reset_metrics")
-_ADD_TIMINGS: Final = scripts.load("add_timings")
 _COUNT_AFTER: Final = scripts.load("count_after")
 _RING: Final = 1000
 _FEW: Final = 1000
@@ -45,13 +44,33 @@ class Metrics:
 
     # --- timings ---
 
-    def add(self, timings: Mapping[str, tuple[int, int]]) -> list[str]:
-        """Add (ms, runs) by task name in one step; returns the names that were refused."""
-        args: list[Arg] = []
+    def add(
+        self, timings: Mapping[str, tuple[int, int]]
+    ) -> tuple[dict[str, tuple[int, int]], Exception | None]:
+        """Add (ms, runs) by task name in one transaction, so that no reset parts a pair.
+
+        Returns what was refused (a field that holds no integer, no memory) and why.
+        """
+        commands: list[Sequence[Arg]] = [("MULTI",)]
         for name, (ms, count) in timings.items():
-            args += (name, ms, count)
-        refused = self._connections.run(_ADD_TIMINGS, [self._key], args)
-        return [name.decode(errors="replace") for name in refused]
+            commands.append(("HINCRBY", self._key, f"{name}_sum", ms))
+            commands.append(("HINCRBY", self._key, f"{name}_count", count))
+        *queued, done = self._connections.calls([*commands, ("EXEC",)])
+        if isinstance(done, Exception):  # none was carried out: the reason is with one of them
+            reasons = [reply for reply in queued if isinstance(reply, Exception)]
+            return dict(timings), (reasons or [done])[0]
+        left: dict[str, tuple[int, int]] = {}
+        error: Exception | None = None
+        for i, (name, (ms, count)) in enumerate(timings.items()):
+            for_sum, for_count = done[2 * i], done[2 * i + 1]
+            for reply in (for_sum, for_count):
+                if isinstance(reply, Exception):
+                    error = reply
+                    left[name] = (
+                        ms if isinstance(for_sum, Exception) else 0,
+                        count if isinstance(for_count, Exception) else 0,
+                    )
+        return left, error
 
     def reset(self, lease: str, instance_id: str) -> bool:
         """Set all timings to 0, if the lease is ours; samples that arrive later count."""

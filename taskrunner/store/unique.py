@@ -1,13 +1,7 @@
 """Floor 2: unique locks, as a worker and an operator touch them; dispatch takes them in its own
 step."""
 
-from typing import Final
-
-from taskrunner import scripts
 from taskrunner.store.connection import Connections
-from taskrunner.store.group import Lock
-
-_START_UNIQUE: Final = scripts.load("start_unique")
 
 
 class UniqueLocks:
@@ -15,11 +9,6 @@ class UniqueLocks:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-
-    def hold(self, lock: Lock) -> bool:
-        """Renew the message's lock, or take it again if it lapsed; False where another message
-        holds it."""
-        return bool(self._connections.run(_START_UNIQUE, [lock.key], [lock.token, lock.ms]))
 
     def holder(self, key: str) -> str | None:
         """The token that holds a lock."""

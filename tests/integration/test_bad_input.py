@@ -35,6 +35,7 @@ from taskrunner import (
 from taskrunner.cli.embedded import EmbeddedServer, free_port
 from tests.support import Names, OwnServer, eventually
 from tests.support.fleet import Fleet
+from tests.support.label import label
 
 NAN, INF = float("nan"), float("inf")
 
@@ -96,7 +97,7 @@ CASES: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), CASES, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize(("name", "value"), CASES, ids=label)
 def test_a_setting_out_of_range_is_refused_by_name_and_value(name: str, value: Any) -> None:
     """At the construction, whichever way the setting came: nothing half configured ever runs."""
     settings = {"consumer_group": "g", name: value}

@@ -15,6 +15,7 @@ from taskrunner import InvalidTaskPayloadError, Task
 from taskrunner.cli.embedded import EmbeddedServer
 from tests.support import Names
 from tests.support.fleet import Fleet
+from tests.support.label import label
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -117,7 +118,7 @@ def test_bl22_what_is_equal_as_stored_is_equal(fleet: Fleet, keyed: Task[Any], p
     assert len(fleet.locks(keyed.name)) == (1 if same else 2)
 
 
-@pytest.mark.parametrize("payload", [{1, 2}, object(), {"a": b"x"}, {1: 2}, float("nan")], ids=repr)
+@pytest.mark.parametrize("payload", [{1, 2}, object(), {"a": b"x"}, {1: 2}, float("nan")], ids=label)
 def test_bl22_what_has_no_canonical_form_is_refused(
     fleet: Fleet, keyed: Task[Any], payload: Any
 ) -> None:

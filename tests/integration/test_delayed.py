@@ -18,6 +18,7 @@ from taskrunner.cli.embedded import EmbeddedServer
 from taskrunner.store.delayed_set import SCHEDULE
 from tests.support import Names, OwnServer, Proxy, eventually, faults, stays
 from tests.support.fleet import Fleet
+from tests.support.label import label
 
 LATEST = 2.0  # seconds: what a busy machine may cost; the benchmark says what an idle one does
 AGE = 300  # years
@@ -319,7 +320,7 @@ class NoOffset(tzinfo):
         ({"run_in": datetime(2031, 5, 1, tzinfo=UTC)}, TypeError, "run_in="),
         ({"run_in": 1, "run_at": 1}, ValueError, "not both"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_a_time_that_names_no_instant_is_refused_at_the_call(
     fleet: Fleet, options: dict[str, Any], error: type[Exception], says: str

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -201,7 +201,7 @@ class Store:
         self.lets_in.set()
         self.entered = threading.Event()
 
-    def add(self, timings: Mapping[str, tuple[int, int]]) -> None:
+    def add(self, timings: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Any], None]:
         self.writes += 1
         self.entered.set()
         self.lets_in.wait()
@@ -211,6 +211,7 @@ class Store:
             entry = self.written.setdefault(name, [0, 0])
             entry[0] += milliseconds
             entry[1] += count
+        return {}, None
 
     def add_claim_delays(self, delays: Sequence[int]) -> None:
         if self.refuses_ring:

@@ -4,7 +4,8 @@
 -- Returns {how many, the id of the last one counted}.
 local last, total, most = ARGV[1], 0, tonumber(ARGV[2])
 while total < most do
-  local rows = redis.call('XRANGE', KEYS[1], '(' .. last, '+', 'COUNT', math.min(20, most - total))
+  local from = '(' .. last
+  local rows = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', math.min(20, most - total))
   if #rows == 0 then break end
   total = total + #rows
   last = rows[#rows][1]
