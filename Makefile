@@ -13,6 +13,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TESTS ?= tests
 PYTEST_ARGS ?=
+# Tests wait more than they work, so several processes pay even on two cores; WORKERS=0 runs in one.
+WORKERS ?= 4
 
 # One stamp per set of extras: an installation is redone only when what it was made from has changed.
 $(VENV)/python.stamp:
@@ -41,7 +43,7 @@ demo: $(VENV)/demo.stamp  ## real work on real files, one worker killed half way
 	$(BIN)/taskrunner demo $(DEMO_ARGS)
 
 test: $(VENV)/test.stamp  ## all tests (TESTS=path and PYTEST_ARGS=... to narrow them down)
-	$(BIN)/python -m pytest $(PYTEST_ARGS) $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(TESTS)
 
 lint: $(VENV)/dev.stamp  ## ruff, mypy --strict, pyright
 	$(BIN)/ruff check .
