@@ -118,7 +118,9 @@ def test_bl22_what_is_equal_as_stored_is_equal(fleet: Fleet, keyed: Task[Any], p
     assert len(fleet.locks(keyed.name)) == (1 if same else 2)
 
 
-@pytest.mark.parametrize("payload", [{1, 2}, object(), {"a": b"x"}, {1: 2}, float("nan")], ids=label)
+@pytest.mark.parametrize(
+    "payload", [{1, 2}, object(), {"a": b"x"}, {1: 2}, float("nan")], ids=label
+)
 def test_bl22_what_has_no_canonical_form_is_refused(
     fleet: Fleet, keyed: Task[Any], payload: Any
 ) -> None:
