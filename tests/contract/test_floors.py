@@ -243,9 +243,13 @@ def test_where_everything_is_caught_a_comment_says_why(module: str) -> None:
             if not any(line in said for line in range(node.lineno, first + 1)):
                 silent.append(where(module, node))
     for node, name in calls(module):
-        if name.rpartition(".")[2] == "suppress" and any(
-            ast.unparse(argument) in ("Exception", "BaseException") for argument in node.args
-        ) and not any(line in said for line in range(node.lineno - 1, node.lineno + 2)):
+        if (
+            name.rpartition(".")[2] == "suppress"
+            and any(
+                ast.unparse(argument) in ("Exception", "BaseException") for argument in node.args
+            )
+            and not any(line in said for line in range(node.lineno - 1, node.lineno + 2))
+        ):
             silent.append(where(module, node))
 
     assert not silent
