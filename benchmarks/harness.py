@@ -1,10 +1,12 @@
 """Parent side: the private server, the child processes, and what the server counted meanwhile."""
 
+import compileall
 import contextlib
 import itertools
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -43,7 +45,7 @@ class ChildError(Exception):
 class Child:
     """One producer or worker process in a session of its own, that ends with this one."""
 
-    def __init__(self, python: Path, spec: Spec, log: Path) -> None:
+    def __init__(self, python: Path, spec: Spec, log: Path, code: Path) -> None:
         self._log = log
         self._spec = spec
         self._buffer = b""
@@ -53,7 +55,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                cwd=ROOT,
+                cwd=code,  # the first place where -m looks
                 start_new_session=True,
             )
 
@@ -116,6 +118,7 @@ class Bench:
 
     def __enter__(self) -> Self:
         self._server.start()
+        self._copy()
         self.client = redis.Redis.from_url(self._server.url)
         return self
 
@@ -144,6 +147,21 @@ class Bench:
         """The interpreter that system is installed for."""
         return str(self._pythons[system])
 
+    @property
+    def code(self) -> Path:
+        """The directory that children run in: copies of both packages as they were at the start."""
+        return self._server.directory / "code"
+
+    def _copy(self) -> None:
+        """An edit during a run must not change what is measured."""
+        for package in ("benchmarks", "taskrunner"):
+            shutil.copytree(
+                ROOT / package,
+                self.code / package,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+            compileall.compile_dir(self.code / package, quiet=1)
+
     def clear(self) -> None:
         """An empty server."""
         self.client.flushall()
@@ -160,7 +178,7 @@ class Bench:
         )
         spec = replace(spec, spawned_at=time.monotonic(), **options)
         log = self._server.directory / f"child-{next(self._numbers)}.log"
-        return Child(self._pythons[system], spec, log)
+        return Child(self._pythons[system], spec, log, self.code)
 
     def produce(self, system: str, role: str, **options: Any) -> dict[str, Any]:
         """Run a producer to its end."""

@@ -170,6 +170,7 @@ def _imports(bench: Bench, system: str, scale: float) -> Figures:
             check=True,
             capture_output=True,
             text=True,
+            cwd=bench.code,
         )
         found.append(float(output.stdout) * 1000)
     return {"import": min(found)}
