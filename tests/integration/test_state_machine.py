@@ -53,7 +53,6 @@ from taskrunner.store.connection import Connections
 from taskrunner.store.delayed_set import DelayedSet
 from taskrunner.store.group import Claimed
 from taskrunner.store.instances import OwnedKey
-from taskrunner.store.unique import UniqueLocks
 from taskrunner.timings import Timings
 from tests.support import Names, OwnServer
 
@@ -145,7 +144,7 @@ class Instance:
             reclaim_delay=RECLAIM,
             in_flight=self.in_flight,
             settler=self.settler,
-            locks=UniqueLocks(self.connections),
+            deliveries=self.group,
             limits=NoLimits(),
             timings=Timings(),
             reports=reports,
@@ -161,15 +160,11 @@ class Instance:
     def take(self, deliveries: list[Delivery]) -> None:
         self.held += [each for each in deliveries if self.in_flight.add(each)]
 
-    def ready(self) -> None:
-        """Put what is ready beside what was refused before."""
-        self.settler._again_at = 0.0
-        self.settler._refused = self.settler._collect(wait=0)
-
     def settle(self) -> None:
-        """Send all of it."""
-        self.settler._again_at = 0.0
-        self.settler._settle(self.settler._collect(wait=0))
+        """Send what is ready, and what was refused before, without waiting for its time."""
+        if self.settler.unsettled:
+            self.settler._again_at = 0.0
+            self.settler.tick()
 
     def close(self) -> None:
         self.link.close()
@@ -575,7 +570,7 @@ class Life(RuleBasedStateMachine):
         other = self.instances[(self.instances.index(one) + 1) % 3]
 
         def act() -> None:
-            if meanwhile == "taken over":
+            if meanwhile == "taken over" and delivery.entry_id not in other.in_flight:
                 self.silence(delivery.entry_id)
                 self.claim_by(other, [delivery.entry_id])
             elif meanwhile == "renewed":
@@ -617,11 +612,10 @@ class Life(RuleBasedStateMachine):
 
         But for a success, which may end a message that another holds: the work is done.
         """
-        one.ready()
         before = {row[0]: (row[1], row[3]) for row in self.look().pending}
         foreign = {
             each.entry_id: before.get(each.entry_id)
-            for each in one.settler._refused
+            for each in one.settler.queued()
             if each.settlement is not None
             and before.get(each.entry_id) != (each.consumer, each.count)
         }
