@@ -34,7 +34,7 @@ $(VENV)/dev.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
 	$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/demo.stamp $(VENV)/test.stamp
 
-.PHONY: help demo test lint format coverage bench clean
+.PHONY: help demo test chaos lint format coverage bench clean
 
 help:  ## this list
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  ##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
@@ -44,6 +44,9 @@ demo: $(VENV)/demo.stamp  ## real work on real files, one worker killed half way
 
 test: $(VENV)/test.stamp  ## all tests (TESTS=path and PYTEST_ARGS=... to narrow them down)
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(TESTS)
+
+chaos: $(VENV)/test.stamp  ## random faults for SECONDS=60, drawn from SEED=n, then every promise is checked
+	$(BIN)/python -m tests.chaos_run --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
 
 lint: $(VENV)/dev.stamp  ## ruff, mypy --strict, pyright
 	$(BIN)/ruff check .
