@@ -10,11 +10,20 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
-from taskrunner.cli import demo
-from taskrunner.errors import TaskRunnerError
+from taskrunner.cli import dead, delayed, demo, enqueue, info, purge
+from taskrunner.errors import ConfigurationError, TaskRunnerError, describe
+from taskrunner.store import connection
 
-COMMANDS: Final[dict[str, ModuleType]] = {"demo": demo}
+COMMANDS: Final[dict[str, ModuleType]] = {
+    "demo": demo,
+    "info": info,
+    "enqueue": enqueue,
+    "dead": dead,
+    "delayed": delayed,
+    "purge": purge,
+}
 
+WRONG_ARGUMENTS: Final = 2
 INTERRUPTED: Final = 130  # as a shell counts an end by SIGINT
 
 
@@ -29,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = command.run(arguments)
         sys.stdout.flush()
+    except (
+        ConfigurationError
+    ) as error:  # what the arguments name is not there, or not as it must be
+        print(f"taskrunner: {error}", file=sys.stderr)
+        return WRONG_ARGUMENTS
     except TaskRunnerError as error:
         print(f"taskrunner: {error}", file=sys.stderr)
         return 1
@@ -37,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has left, as `| head` does
         sys.stdout = None  # the interpreter would try to flush it again, and complain
+        return 1
+    except Exception as error:  # Redis's own errors pass as they are: here they end
+        if not (connection.lost(error) or connection.answered(error)):
+            raise
+        print(f"taskrunner: Redis: {describe(error)}", file=sys.stderr)
         return 1
     return code
 

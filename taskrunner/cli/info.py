@@ -1,0 +1,261 @@
+"""Floor 5. `taskrunner info`: what a group does now, in one screen.
+
+Waiting is what nobody runs yet; pending is what a consumer holds: run, buffered, or parked for a
+retry (consumer number 0). Predicted wait and tasks a second follow from the mean run times, for the
+number of workers that is shown.
+"""
+
+import argparse
+import time
+from typing import Any, Final
+
+import attrs
+
+from taskrunner import keys
+from taskrunner.cli.locate import Target, add_target, locate
+from taskrunner.cli.table import duration, emphasis, instant, pairs, show_json, table
+from taskrunner.stats import Stats
+from taskrunner.store.instances import Instances
+from taskrunner.store.stream import QueueMetrics
+
+HELP: Final = "what a group does now"
+
+
+@attrs.frozen(kw_only=True)
+class Consumer:
+    """One consumer; `host` None where the name is no instance's, `alive` by its presence key."""
+
+    name: str
+    host: str | None
+    parking: bool
+    pending: int
+    idle: float
+    alive: bool
+
+
+@attrs.frozen(kw_only=True)
+class Leader:
+    """Who holds the lease; `host` None where no living instance has the id, `lease` in seconds,
+    None without expiry."""
+
+    instance_id: str
+    host: str | None
+    lease: float | None
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """Everything `info` shows."""
+
+    address: str
+    server: str
+    stream: str
+    group: str
+    stats: Stats
+    pending: int
+    delayed: int
+    next_due: float | None
+    next_task: str | None
+    dead: int
+    leader: Leader | None
+    instances: dict[str, str]  # instance id by host
+    consumers: list[Consumer]
+    groups: list[str]
+    metrics: QueueMetrics
+    workers_known: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `taskrunner info`."""
+    add_target(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it."""
+    group = look(locate(arguments))
+    if arguments.json:
+        show_json(_as_dict(group))
+    else:
+        _show(group)
+    return 0
+
+
+def look(target: Target) -> Group:
+    """Ask Redis for everything about the group."""
+    runner = target.runner
+    group, queue = runner.config.consumer_group, runner.queue
+    connections = queue.connections
+    info = connections.call("INFO", "server")
+    lease, left, capacity = connections.calls(
+        [
+            ("GET", keys.leader(group)),
+            ("PTTL", keys.leader(group)),
+            ("GET", keys.capacity(group)),
+        ]
+    )
+    published = _number(capacity)
+    if published is not None and (target.application is None or runner.config.tuning):
+        runner.config = attrs.evolve(runner.config, num_workers=max(1, published))
+    metrics = queue.get_metrics()
+    own = next((one for one in metrics.groups if one.name == group), None)
+    named = [(one, keys.parse_consumer(group, one.name)) for one in own.consumers] if own else []
+    instances = Instances(connections, queue.for_group(group)).living(
+        found[0] for _, found in named if found
+    )
+    following = runner.delayed.list(1)
+    return Group(
+        address=connections.address,
+        server=server_name(info),
+        stream=queue.stream,
+        group=group,
+        stats=runner.stats(),
+        pending=own.pending if own else 0,
+        delayed=len(runner.delayed),
+        next_due=following[0].run_at if following else None,
+        next_task=following[0].task_name if following else None,
+        dead=len(runner.dead_letters),
+        leader=_leader(lease, left, instances),
+        instances=instances,
+        consumers=[
+            Consumer(
+                name=one.name,
+                host=found[0] if found else None,
+                parking=found is not None and found[1] == keys.PARKING,
+                pending=one.pending,
+                idle=one.idle,
+                alive=found is not None and found[0] in instances,
+            )
+            for one, found in named
+        ],
+        groups=[one.name for one in metrics.groups],
+        metrics=metrics,
+        workers_known=published is not None or target.application is not None,
+    )
+
+
+def fields(info: bytes) -> dict[str, str]:
+    """The fields of an INFO reply."""
+    lines = info.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def server_name(info: bytes) -> str:
+    """Name and version of the server, from its INFO."""
+    found = fields(info)
+    if "valkey_version" in found:
+        return f"Valkey {found['valkey_version']}"
+    return f"Redis {found.get('redis_version', 'of unknown version')}"
+
+
+def _number(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _leader(lease: Any, left: Any, instances: dict[str, str]) -> Leader | None:
+    if not isinstance(lease, bytes):
+        return None
+    instance_id = lease.decode(errors="replace")
+    hosts = [host for host, found in instances.items() if found == instance_id]
+    return Leader(
+        instance_id=instance_id,
+        host=hosts[0] if hosts else None,
+        lease=int(left) / 1000 if int(left) >= 0 else None,
+    )
+
+
+def _show(group: Group) -> None:
+    stats, now = group.stats, time.time()
+    wait = duration(stats.predicted_wait_time / 1000) + (" (too long)" if stats.long else "")
+    print(
+        pairs(
+            [
+                ("server", f"{group.server} at {group.address}"),
+                ("stream", group.stream),
+                ("group", group.group),
+                ("entries", f"{stats.queue_length:,}"),
+                ("waiting", f"{stats.waiting:,}"),
+                ("pending", f"{group.pending:,}"),
+                ("delayed", f"{group.delayed:,}{_following(group, now)}"),
+                ("dead", f"{group.dead:,}"),
+                ("leader", _led_by(group.leader)),
+                ("instances", ", ".join(sorted(group.instances)) or "none"),
+                (
+                    "workers",
+                    f"{stats.workers} an instance{'' if group.workers_known else ' (assumed)'}",
+                ),
+                ("predicted wait", wait),
+                ("tasks a second", f"{stats.tps:g}" if stats.per_task_timing else "-"),
+                ("mean run time", _mean(stats)),
+            ]
+        )
+    )
+    if group.consumers:
+        rows = [
+            (
+                one.name,
+                f"{one.pending:,}",
+                duration(one.idle),
+                ("parked" if one.parking else "alive") if one.alive else "dead",
+            )
+            for one in sorted(group.consumers, key=lambda one: one.name)
+        ]
+        print()
+        print(table(("CONSUMER", "PENDING", "IDLE", "HOST IS"), rows))
+    if stats.per_task_timing:
+        timings = sorted(stats.per_task_timing.items())
+        print()
+        print(table(("TASK", "MEAN"), [(name, f"{ms:,} ms") for name, ms in timings]))
+    others = [name for name in group.groups if name != group.group]
+    if others:
+        print()
+        print(f"{emphasis('other groups on the stream')}: {', '.join(others)}")
+
+
+def _following(group: Group, now: float) -> str:
+    if group.next_due is None:
+        return ""
+    return (
+        f" (next: {group.next_task or '-'} in {duration(group.next_due - now)}, "
+        f"{instant(group.next_due)})"
+    )
+
+
+def _led_by(leader: Leader | None) -> str:
+    if leader is None:
+        return "none"
+    lease = "without expiry" if leader.lease is None else f"lease {duration(leader.lease)}"
+    return f"{leader.host or f'unknown instance {leader.instance_id}'} ({lease})"
+
+
+def _mean(stats: Stats) -> str:
+    return duration(stats.avg_timing.total_seconds()) if stats.per_task_timing else "-"
+
+
+def _as_dict(group: Group) -> dict[str, Any]:
+    """Durations in seconds, as everywhere; the names are those of `Stats` without their units."""
+    stats = group.stats
+    return {
+        "server": group.server,
+        "address": group.address,
+        "stream": group.stream,
+        "group": group.group,
+        "queue_length": stats.queue_length,
+        "waiting": stats.waiting,
+        "pending": group.pending,
+        "delayed": group.delayed,
+        "next_due": group.next_due,
+        "dead": group.dead,
+        "leader": attrs.asdict(group.leader) if group.leader else None,
+        "instances": group.instances,
+        "workers": stats.workers,
+        "replications": stats.replications,
+        "predicted_wait": stats.predicted_wait_time / 1000,
+        "tps": stats.tps,
+        "per_task": {name: ms / 1000 for name, ms in stats.per_task_timing.items()},
+        "consumers": [attrs.asdict(one) for one in group.consumers],
+        "groups": group.groups,
+    }

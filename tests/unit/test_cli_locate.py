@@ -1,0 +1,143 @@
+"""What `MODULE:RUNNER` finds, and what a typo is told; tables and durations. No Redis."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from taskrunner import TaskRunner
+from taskrunner.cli import main
+from taskrunner.cli.locate import WrongArgument, find_runner
+from taskrunner.cli.table import duration, printable, table
+
+APP = """
+from taskrunner import Registry, TaskRunner
+
+class Place:
+    runner = TaskRunner(consumer_group="nested", registry=Registry())
+
+runner = TaskRunner(consumer_group="found", registry=Registry())
+place = Place()
+number = 7
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with an application, which is the current one."""
+    before = set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "shop_app.py").write_text(APP)
+    (tmp_path / "shop_pack").mkdir()
+    (tmp_path / "shop_pack" / "__init__.py").write_text("")
+    (tmp_path / "shop_pack" / "inner.py").write_text(APP)
+    importlib.invalidate_caches()
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("shop_"):
+            del sys.modules[name]
+
+
+def test_a_runner_is_found_in_the_current_directory(app: Path) -> None:
+    """Without PYTHONPATH and without an installed package."""
+    found = find_runner("shop_app:runner")
+
+    assert isinstance(found, TaskRunner)
+    assert found.config.consumer_group == "found"
+    assert find_runner("shop_pack.inner:place.runner").config.consumer_group == "nested"
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("shop_ap:runner", ["no module 'shop_ap'", "did you mean shop_app?"]),
+        ("shop_pack.iner:runner", ["package 'shop_pack'", "did you mean inner?"]),
+        ("shop_app:runer", ["has no 'runer'", "TaskRunners in 'shop_app': runner", "did you mean"]),
+        ("shop_app:number", ["is a int, not a TaskRunner", "runner"]),
+        ("shop_app", ["names no runner", "TaskRunners in 'shop_app': runner"]),
+        ("shop_app.py:runner", ["is a file", "shop_app:RUNNER"]),
+        ("shop_pack:runner", ["there is no TaskRunner at the top level of 'shop_pack'"]),
+        (":runner", ["is not MODULE:RUNNER"]),
+        ("shop_app:", ["is not MODULE:RUNNER"]),
+    ],
+)
+def test_a_typo_is_told_what_was_found_instead(app: Path, spec: str, told: list[str]) -> None:
+    """At 3 a.m. nobody remembers the name."""
+    with pytest.raises(WrongArgument) as caught:
+        find_runner(spec)
+
+    for part in told:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import no_such_thing_anywhere", "No module named 'no_such_thing_anywhere'"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("def (", "SyntaxError"),
+    ],
+)
+def test_a_module_that_fails_shows_its_own_lines(app: Path, source: str, told: str) -> None:
+    """An error inside the module is not a missing module, and shows where it is."""
+    (app / "shop_bad.py").write_text(f"\n{source}\n")
+
+    with pytest.raises(WrongArgument) as caught:
+        find_runner("shop_bad:runner")
+
+    assert "importing 'shop_bad' failed" in str(caught.value)
+    assert told in str(caught.value)
+    assert "shop_bad.py" in str(caught.value)
+    assert "importlib" not in str(caught.value)
+
+
+def test_wrong_arguments_end_with_2(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script can tell a typo from a failure."""
+    assert main(["info", "shop_ap:runner"]) == 2
+    assert main(["info"]) == 2
+    assert main(["info", "shop_app:runner", "--group", "g"]) == 2
+    assert main(["info", "--group", "g", "--url", "http://nowhere"]) == 2
+    assert main(["enqueue", "--group", "g", "name", "{not json"]) == 2
+    assert main(["enqueue", "--group", "g", "name", "1", "--in", "nan"]) == 2
+    assert main(["dead", "list", "--group", "g", "--after", "x"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_a_server_that_is_not_there_is_said_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No traceback for what is no fault of the program."""
+    assert main(["info", "--group", "g", "--url", "redis://127.0.0.1:1/0"]) == 1
+
+    told = capsys.readouterr().err
+    assert told.startswith("taskrunner: Redis: ")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.34, "340 ms"),
+        (12.5, "12.5 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (273_600, "3 d 4 h"),
+        (-5, "-5.0 s"),
+    ],
+)
+def test_durations_are_said_as_people_do(seconds: float, text: str) -> None:
+    """No one divides by 3600 in their head."""
+    assert duration(seconds) == text
+
+
+def test_a_table_is_aligned_and_harmless() -> None:
+    """Task names and errors come from anyone: none may move the cursor."""
+    shown = table(("NAME", "COUNT"), [("a", "1"), ("long\x1b[2J", "20")])
+
+    assert shown.splitlines() == ["NAME      COUNT", "a             1", "long?[2J     20"]
+    assert printable("a\nb") == "a?b"
