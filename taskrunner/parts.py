@@ -354,11 +354,13 @@ class Parts:
             self.settler.put(again)
 
     def _leave(self, deadline: float) -> None:
-        """The last words to Redis; each may fail, none may keep us."""
-        with self._leaving:
-            if self._gone:
-                return
-            self._gone = True
+        with self._leaving:  # who stops a second time waits here for the first one's last words
+            if not self._gone:
+                self._gone = True
+                self._say_last_words(deadline)
+
+    def _say_last_words(self, deadline: float) -> None:
+        """To Redis; each may fail, none may keep us."""
         self.watchdog.stop()
         self.reclaimer.join(max(0.0, deadline - monotonic()) / 2)
         self.unseen.join(max(0.0, deadline - monotonic()) / 2)

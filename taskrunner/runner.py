@@ -5,6 +5,7 @@ The parts of a running instance, and the order of their start and stop, are in `
 """
 
 import logging
+import math
 import os
 import threading
 import weakref
@@ -179,6 +180,14 @@ class TaskRunner:
         parts = self._parts
         return parts.pool.size if parts else self.config.num_workers
 
+    def silence(self) -> float:
+        """Seconds since each fetcher was last answered, or had no room to read into; infinite
+        before the first answer and when stopped. Asks nobody."""
+        parts = self._parts
+        if parts is None:
+            return math.inf
+        return monotonic() - min(fetcher.heard for fetcher in parts.fetchers)
+
     def replications(self) -> int:
         """How many instances share the group: those whose readers exist and whose presence key
         lives; cached 10 s."""
@@ -255,6 +264,14 @@ class TaskRunner:
             else max(0.0, to_seconds(timeout, "timeout"))
         )
         return self._stop(seconds, exiting=False)
+
+    def stop_soon(self) -> None:
+        """Begin to stop, as a first SIGTERM does, and return; `run_forever` returns when it is
+        done."""
+        if self._state != "started":
+            return
+        exiting = self._forever
+        Once("stop", lambda: self._stop(self.config.shutdown_timeout, exiting=exiting)).start()
 
     def _stop(self, timeout: float, *, exiting: bool) -> bool:
         deadline = monotonic() + timeout

@@ -4,6 +4,7 @@ Owns one blocking connection and one consumer. Leaves to the pool how much room 
 `unseen` what was delivered to this consumer without ever arriving.
 """
 
+import math
 from contextlib import suppress
 from typing import Any, Final
 
@@ -63,6 +64,7 @@ class Fetcher(Service):
         self._read_as: set[tuple[str, str]] = set()  # (host, consumer) that a reply may have missed
         self._last_read_empty = False
         self._asked = 0.0  # monotonic, while a read is under way
+        self.heard = -math.inf  # monotonic, when a read was answered or there was no room
 
     def tick(self) -> float:
         host = self._instance.host
@@ -73,6 +75,7 @@ class Fetcher(Service):
         room = self._pool.room_for_new()
         if room == 0:
             self._pool.wait_for_room(0.1)
+            self.heard = monotonic()
             return 0.0
         for missed in list(self._read_as):
             self._recover(*missed)
@@ -101,6 +104,7 @@ class Fetcher(Service):
         finally:
             self._asked = 0.0
             self._pool.reading(-count)
+        self.heard = monotonic()
         self._last_read_empty = not batch
         if batch:
             self._budget.saw(batch)
