@@ -270,7 +270,10 @@ def _quick(body: bytes, at: int) -> Message | None:
     try:
         text = body.decode()
         payload, end = _scan_once(text, at + len(_BEFORE_PAYLOAD))
-        if text[end] == ",":
+        usual = _usual_tail(text, end)
+        if usual is not None:
+            extras = {"id": usual[1], "enqueued_at": float(usual[2])}
+        elif text[end] == ",":
             extras, last = _scan_extras("{" + text[end + 1 :], 0)
             if last != len(text) - end or not _sound(extras):
                 return None
@@ -287,11 +290,15 @@ def _quick(body: bytes, at: int) -> Message | None:
     return message
 
 
+_usual_tail = re.compile(
+    r',"id":"([0-9A-Za-z-]{1,200})","enqueued_at":((?:0|[1-9]\d{0,11})\.\d{1,9})\}', re.ASCII
+).fullmatch
+"""What `encode` writes behind a payload; one match is half the price of the scanner."""
+
+
 def _sound(extras: dict[str, Any]) -> bool:
-    """Whether these are keys of ours only, of the right types: the usual two are looked at first."""
-    id_, at = extras.get("id"), extras.get("enqueued_at")
-    if len(extras) == 2 and type(id_) is str and type(at) is float:
-        return 0 < len(id_) <= MAX_ID and at - at == 0.0
+    """Whether these are keys of ours only, of the right types."""
+    at = extras.get("enqueued_at")
     return _OURS.issuperset(extras) and not _complaint(extras) and (at is None or at - at == 0.0)
 
 
