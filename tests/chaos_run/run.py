@@ -24,6 +24,7 @@ RECLAIM = 3.0
 SHUTDOWN = 3.0
 _TASKS = Path(__file__).with_name("tasks.py")
 _SKEW = Path(__file__).with_name("skew")
+_STARTING = 3.0
 _CRASHED = (77, -signal.SIGKILL)  # what the task "crash" does to its process
 
 
@@ -61,6 +62,7 @@ class Instance:
     pid: int = 0
     ended_by_us: str = ""  # "kill" or "terminate"
     ended_at: float = 0.0
+    started_at: float = 0.0
     frozen_until: float = 0.0
 
 
@@ -321,6 +323,8 @@ class Chaos:
                 code = worker.returncode
                 self.seen.died.add(worker.pid)
                 allowed = {*_CRASHED, 0} if instance.ended_by_us == "terminate" else set(_CRASHED)
+                if instance.ended_at - instance.started_at < _STARTING:
+                    allowed.add(-signal.SIGTERM)  # it came before Python could ask for it
                 if instance.number == 0:
                     allowed = set()
                 if code not in allowed:
@@ -328,6 +332,7 @@ class Chaos:
                 worker.close()
                 worker.start(wait=False)
                 instance.ended_by_us, instance.pid = "", worker.pid
+                instance.started_at = now
             elif instance.ended_by_us == "terminate" and now - instance.ended_at > SHUTDOWN + 5:
                 self.seen.exits.append(f"instance {instance.number} did not end after SIGTERM")
                 worker.kill()
