@@ -197,7 +197,8 @@ def test_bl25_everything_works_with_the_documented_rights_and_nothing_is_refused
 
 
 def test_bl25_no_right_of_the_documented_line_is_superfluous(place: Place, fleet: Fleet) -> None:
-    """Each command of the line was called, but for PING (asked only when a settlement is refused for good) and SELECT."""
+    """Each command of the line was called, but for two: PING is asked only when a large settlement
+    is refused again and again, SELECT for a database that is not 0."""
     place.restrict()
     place.admin.config_resetstat()
     whole_life(place, fleet)
