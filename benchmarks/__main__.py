@@ -6,12 +6,13 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.harness import Bench, ChildError
+from benchmarks.peers import PACKAGES, prepare, versions
 from benchmarks.report import collect, tables
 from benchmarks.workloads import WORKLOADS, Workload
 
@@ -21,16 +22,20 @@ OWN = ("raw", "taskrunner")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     options = _options(arguments)
-    systems = list(OWN) if options.systems == "own" else options.systems.split(",")
+    named = {"own": OWN, "all": (*OWN, *PACKAGES)}
+    systems = list(named.get(options.systems, options.systems.split(",")))
+    if unknown := set(systems) - set(named["all"]):
+        print(f"no system {', '.join(sorted(unknown))}; there are {', '.join(named['all'])}")
+        return 2
     names = [workload.name for workload in WORKLOADS]
     wanted = names if options.workloads == "all" else options.workloads.split(",")
     if unknown := set(wanted) - set(names):
         print(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(names)}")
         return 2
-    pythons = dict.fromkeys(systems, Path(sys.executable))
+    pythons = prepare(systems)
     lines: list[dict[str, Any]] = []
     with Bench(pythons) as bench, _output(options.out) as out:
-        lines.append(_header(bench, systems, options.repeats))
+        lines.append(_header(bench, pythons, options.repeats))
         _write(out, lines[0])
         for workload in WORKLOADS:
             if workload.name in wanted:
@@ -45,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--systems", default="own", help="names with commas (default: own)")
+    parser.add_argument(
+        "--systems", default="own", help="names with commas, own, or all (default: own)"
+    )
     parser.add_argument("--workloads", default="all", help="names with commas (default: all)")
     parser.add_argument("--repeats", type=int, default=3, help="of each measurement (default 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of tasks")
@@ -63,7 +70,8 @@ def _measure(
         if system not in workload.not_for and (not workload.only_for or system in workload.only_for)
     ]
     lines: list[dict[str, Any]] = []
-    for repeat in range(options.repeats if chosen else 0):
+    repeats = 1 if workload.once else options.repeats
+    for repeat in range(repeats if chosen else 0):
         at = repeat % len(chosen)
         for system in chosen[at:] + chosen[:at]:
             bench.clear()
@@ -82,13 +90,17 @@ def _measure(
     return sorted(lines, key=lambda line: (order[line["system"]], line["repeat"]))
 
 
-def _header(bench: Bench, systems: Sequence[str], repeats: int) -> dict[str, Any]:
+def _header(bench: Bench, pythons: Mapping[str, Path], repeats: int) -> dict[str, Any]:
     return {
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "server": bench.server_version,
+        "load_before": round(os.getloadavg()[0], 2),
         "libraries": {name: version(name) for name in ("redis", "hiredis")},
-        "systems": list(systems),
+        "peers": {
+            name: versions(name, python) for name, python in pythons.items() if name in PACKAGES
+        },
+        "systems": list(pythons),
         "repeats": repeats,
         "spin_loops": bench.loops,
     }

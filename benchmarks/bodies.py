@@ -6,22 +6,25 @@ one, which Linux and macOS share over processes.
 """
 
 import itertools
+import os
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-KINDS: Final = ("noop", "spin", "io", "stamp", "due", "fail")
+KINDS: Final = ("noop", "spin", "io", "stamp", "due", "fail", "mark")
 IO_SECONDS: Final = 0.01
 RETRY_SECONDS: Final = 0.5
+MARK_SECONDS: Final = 0.2
 
 
 class Marks:
     """What the tasks of this process have done; `done` is set by the last one expected."""
 
-    def __init__(self, expected: int, loops: int) -> None:
+    def __init__(self, expected: int, loops: int, ledger: str = "") -> None:
         self.loops = loops
+        self._ledger = os.open(ledger, os.O_APPEND | os.O_CREAT | os.O_WRONLY) if ledger else -1
         self.done = threading.Event()
         self.warm = threading.Event()
         self.samples: list[float] = []
@@ -92,10 +95,42 @@ class Marks:
         self.samples.append(time.monotonic() - failed - RETRY_SECONDS)
         self.count()
 
+    def mark(self, payload: Any) -> None:
+        """Waits, and leaves a line that outlives the process."""
+        time.sleep(MARK_SECONDS)
+        os.write(self._ledger, f"{payload}\n".encode())
+
     def body(self, kind: str) -> Callable[[Any], None]:
         """The task of that kind."""
         found: Callable[[Any], None] = getattr(self, kind)
         return found
+
+    def coroutine(self, kind: str) -> Callable[[Any], Awaitable[None]]:
+        """The same task for a library that runs coroutines, where that suits it best."""
+        if kind == "io":
+            return self._io_later
+        if kind == "mark":
+            return self._mark_later
+        body = self.body(kind)
+
+        async def run(payload: Any) -> None:
+            body(payload)
+
+        return run
+
+    async def _io_later(self, payload: Any) -> None:
+        if self.first_at == 0.0:
+            self.cpu_before, self.first_at = cpu_seconds(), time.monotonic()
+        import asyncio
+
+        await asyncio.sleep(IO_SECONDS)
+        self.count_later()
+
+    async def _mark_later(self, payload: Any) -> None:
+        import asyncio
+
+        await asyncio.sleep(MARK_SECONDS)
+        os.write(self._ledger, f"{payload}\n".encode())
 
 
 def spin(loops: int) -> int:

@@ -26,7 +26,7 @@ def main() -> None:
     os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     spec = Spec(**json.loads(sys.argv[1]))
-    marks = Marks(spec.count, spec.loops)
+    marks = Marks(spec.count, spec.loops, spec.ledger)
     module = importlib.import_module(f"benchmarks.systems.{spec.system}")
     system: System = module.make(spec, marks)
     try:

@@ -162,6 +162,10 @@ class Bench:
             )
             compileall.compile_dir(self.code / package, quiet=1)
 
+    def new_file(self) -> Path:
+        """A path for a file that lives as long as this run."""
+        return self._server.directory / f"file-{next(self._numbers)}"
+
     def clear(self) -> None:
         """An empty server."""
         self.client.flushall()

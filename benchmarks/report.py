@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.workloads import WORKLOADS, Metric, Workload
 
 BASE = "raw"
+OWN = (BASE, "taskrunner")
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,44 @@ def ratio(value: Value | None, base: Value | None) -> str:
     return f"{value.median / base.median:.2f}"
 
 
-def table(workload: Workload, systems: Mapping[str, Mapping[str, Value]]) -> list[list[str]]:
-    """Rows of one workload, the first of titles: each figure, and its ratio to the raw limit."""
+def survivors(results: Results) -> set[str]:
+    """The systems that lost nothing when a worker was killed."""
+    kills = results.get("kill", {})
+    return {system for system, found in kills.items() if found["lost"].most == 0}
+
+
+def best(metric: Metric, systems: Mapping[str, Mapping[str, Value]], among: set[str]) -> str | None:
+    """The peer with the best median of those."""
+    found = {
+        name: values[metric.name].median
+        for name, values in systems.items()
+        if name in among and name not in OWN and metric.name in values
+    }
+    if not found:
+        return None
+    return (max if metric.better == "more" else min)(found, key=lambda name: found[name])
+
+
+def table(
+    workload: Workload, systems: Mapping[str, Mapping[str, Value]], results: Results
+) -> list[list[str]]:
+    """Rows of one workload, the first of titles: each figure, its ratio to the raw limit, and that
+    of the first one to the best peer that survives a kill."""
     base = systems.get(BASE, {})
+    alive = survivors(results)
     metrics = [m for m in workload.metrics if any(m.name in found for found in systems.values())]
     titles = ["system"]
     for metric in metrics:
         titles.append(metric.title)
         if metric.name in base:
             titles.append("/ raw")
+    first = metrics[0]
+    peer = None if workload.name == "kill" else best(first, systems, alive)
+    if peer is not None:
+        titles.insert(2 + (first.name in base), f"/ {peer}")
+    tested = workload.name != "kill" and "kill" in results
+    if tested:
+        titles.append("survives kill -9")
     rows = [titles]
     for system, found in systems.items():
         row = [system]
@@ -76,6 +106,10 @@ def table(workload: Workload, systems: Mapping[str, Mapping[str, Value]]) -> lis
             row.append(value.text(metric) if value else "")
             if metric.name in base:
                 row.append(ratio(value, base[metric.name]))
+            if metric is first and peer is not None:
+                row.append(ratio(value, systems[peer][metric.name]))
+        if tested:
+            row.append("" if system == BASE else "yes" if system in alive else "no")
         rows.append(row)
     return rows
 
@@ -104,5 +138,5 @@ def tables(results: Results) -> str:
     for workload in WORKLOADS:
         systems = results.get(workload.name)
         if systems:
-            parts.append(f"### {workload.title}\n\n{render(table(workload, systems))}")
+            parts.append(f"### {workload.title}\n\n{render(table(workload, systems, results))}")
     return "\n\n".join(parts)

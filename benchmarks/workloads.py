@@ -5,14 +5,20 @@ figures stand in which table, with which units and goals, is said beside them.
 """
 
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from benchmarks.bodies import IO_SECONDS
-from benchmarks.harness import Bench
+from benchmarks.bodies import IO_SECONDS, MARK_SECONDS
+from benchmarks.harness import Bench, ChildError
+from benchmarks.peers import SHARES
 
 Figures = dict[str, float]
+
+KILL_RECLAIM: Final = 5.0
+KILL_PATIENCE: Final = 90.0
+KILL_PACE: Final = 5.0  # some look for orphans only when something new comes
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Workload:
     metrics: Sequence[Metric]
     not_for: Sequence[str] = ()
     only_for: Sequence[str] = ()
+    once: bool = False
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
@@ -44,8 +51,14 @@ def percentile(samples: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
+def _count(system: str, full: int, scale: float, *, least: int = 300, times: float = 1.0) -> int:
+    """How many tasks: fewer for a slower library, so that all take a few seconds at most."""
+    share = min(1.0, times * SHARES.get(system, 1.0))
+    return max(least, round(full * share * scale))
+
+
 def _enqueue(bench: Bench, system: str, scale: float) -> Figures:
-    count = max(200, round(10_000 * scale))
+    count = _count(system, 10_000, scale, least=200, times=3)
     result = bench.produce(system, "each", count=count, warm=True)
     return _producer_figures(result, count)
 
@@ -69,7 +82,7 @@ def _producer_figures(result: dict[str, Any], count: int) -> Figures:
 
 
 def _drain(bench: Bench, system: str, scale: float) -> Figures:
-    count = max(300, round(100_000 * scale))
+    count = _count(system, 100_000, scale)
     sent = bench.produce(system, "bulk", count=count)
     figures: Figures = {}
     if "unsupported" in sent:
@@ -101,6 +114,8 @@ def _cpu(bench: Bench, system: str, scale: float) -> Figures:
 
 def _io(bench: Bench, system: str, scale: float) -> Figures:
     count, workers = 2000, 32
+    if system == "rq":  # one task at a time
+        count, workers = 200, 1
     _fill(bench, system, "io", count)
     before = bench.counters()
     with bench.child(system, "work", kind="io", count=count, workers=workers) as worker:
@@ -156,6 +171,43 @@ def _spread(samples: Sequence[float]) -> Figures:
     }
 
 
+def _kill(bench: Bench, system: str, scale: float) -> Figures:
+    """Kill a worker amid its tasks, start another: how many never run, how long until the last."""
+    count = 48
+    ledger = bench.new_file()
+    options: Any = {"kind": "mark", "reclaim": KILL_RECLAIM, "ledger": str(ledger)}
+    bench.produce(system, "numbered", count=count, **options)
+
+    def marked() -> int:
+        return len(set(ledger.read_text().split()) - {"None"}) if ledger.exists() else 0
+
+    with bench.child(system, "work", count=count, **options) as worker:
+        if not _eventually(lambda: marked() >= 8, 20):
+            raise ChildError(f"{system} did not begin in the kill test")
+        time.sleep(MARK_SECONDS / 2)
+        worker.end()
+    killed = time.monotonic()
+    with bench.child(system, "work", count=count, **options):
+        complete = False
+        while not complete and time.monotonic() - killed < KILL_PATIENCE:
+            complete = _eventually(lambda: marked() == count, KILL_PACE)
+            if not complete:
+                bench.produce(system, "warm", **options)
+        found = {"lost": float(count - marked())}
+        if complete:
+            found["recovery"] = time.monotonic() - killed
+    return found
+
+
+def _eventually(condition: Callable[[], bool], patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 _IMPORT: Final = (
     "import sys, time; start = time.perf_counter(); import {0}; print(time.perf_counter() - start)"
 )
@@ -189,6 +241,17 @@ _LATENESS = (
 )
 
 WORKLOADS: Final[tuple[Workload, ...]] = (
+    Workload(
+        name="kill",
+        title="48 tasks of 0.2 s, the worker killed with SIGKILL amid them, another one started",
+        measure=_kill,
+        metrics=(
+            Metric("lost", "never run", "", "less"),
+            Metric("recovery", "all run after s", "s", "less", 1),
+        ),
+        not_for=("raw",),
+        once=True,
+    ),
     Workload(
         name="enqueue",
         title="Enqueue one by one",

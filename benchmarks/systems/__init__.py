@@ -26,6 +26,8 @@ class Spec:
     warm: bool = False  # one message before the clock starts: connected, imported, compiled
     loops: int = 0  # of `spin`
     body: str = ""  # a message of the size that TaskRunner's have, for the raw limit
+    ledger: str = ""  # file that the `mark` tasks write to
+    reclaim: float = 0.0  # seconds after which a dead worker's tasks are another's; 0: the default
     spawned_at: float = 0.0  # monotonic
 
 

@@ -17,8 +17,9 @@ class TaskRunnerSystem(System):
 
     def __init__(self, spec: Spec, marks: Marks) -> None:
         super().__init__(spec)
+        options: Any = {"reclaim_delay": spec.reclaim} if spec.reclaim else {}
         self._runner = taskrunner.TaskRunner(
-            client=spec.url,
+            queue=taskrunner.RedisStreamQueue(spec.url, **options),
             consumer_group="bench",
             num_workers=spec.workers,
             before_task=lambda context: None,
