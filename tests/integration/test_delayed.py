@@ -1,6 +1,7 @@
 """Delayed tasks: due by the server's clock, never early, moved whole, and nothing in front of them."""
 
 import json
+import logging
 import math
 import statistics
 import threading
@@ -12,6 +13,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from taskrunner import InvalidTaskPayloadError, Retry, clock, current_task
 from taskrunner.cli.embedded import EmbeddedServer
@@ -21,7 +24,6 @@ from tests.support.fleet import Fleet
 from tests.support.label import label
 
 LATEST = 2.0  # seconds: what a busy machine may cost; the benchmark says what an idle one does
-AGE = 300  # years
 
 
 @pytest.fixture
@@ -718,3 +720,66 @@ def test_a_delayed_dispatch_whose_script_is_new_to_the_server_is_sent_once(fleet
     fleet.note.delay(1, run_in=60)
     assert len(fleet.members()) == 1
     assert fleet.client.script_exists(SCHEDULE.sha) == [True]
+
+
+# --- whatever is in the set ---
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**25), 10**25) | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+KEYS = (
+    "id task time payload unique unique_for unique_key unique_lock_value reservation_timeout "
+    "attempt unknown only_group enqueued_at ID Task TIME task_name other"
+)
+
+
+@st.composite
+def members_of_any_kind(draw: st.DrawFn) -> bytes:
+    """Something like a member: right keys with wrong values, repeated, cut, overwritten."""
+    names = st.sampled_from(KEYS.split())
+    values = JSON | st.sampled_from(["note", "hashed", "keyed", ""]) | st.integers(-5, 5)
+    pairs = draw(st.lists(st.tuples(names, values), max_size=9))
+    pairs.insert(0, ("task", draw(st.sampled_from(["note", "hashed", "keyed", "nobody"]))))
+    text = ",".join(
+        f"{json.dumps(name)}:{json.dumps(value, ensure_ascii=draw(st.booleans()))}"
+        for name, value in pairs
+    )
+    found = b"{" + text.encode("utf-8", "surrogatepass") + b"}"
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(found)))
+        found = found[:at] + draw(st.binary(max_size=2)) + found[at + draw(st.integers(0, 2)) :]
+    return found
+
+
+def test_no_member_stops_the_leader(
+    server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever somebody put there, one round moves it: to the stream, or to the dead letters."""
+    caplog.set_level(logging.CRITICAL, "taskrunner")
+    with Fleet(server.url, Names()) as fleet:
+        suffix = fleet.names.group
+        fleet.task(name="hashed", unique_for=1, unique_key="payload")
+        fleet.task(name="keyed", unique_for=1, unique_key=lambda p: f"{suffix}{p['other']}")
+        poller = fleet.believer()
+
+        @settings(max_examples=400, deadline=None, database=None)
+        @given(members_of_any_kind())
+        def one_round(text: bytes) -> None:
+            keys = [fleet.names.stream, fleet.names.dead, fleet.names.delayed]
+            fleet.client.delete(*keys)
+            fleet.client.zadd(fleet.names.delayed, {text: 1})
+            assert poller.tick() == 0.0
+            left = fleet.members()
+            moved = fleet.client.xlen(fleet.names.stream) + fleet.client.xlen(fleet.names.dead)
+            # A unique one whose lock an example before it has taken is put off.
+            assert moved == 1 or (left and left[0][1] > 1)
+            assert moved + len(left) == 1
+
+        one_round()
+        for name in ("hashed", "keyed"):
+            for key in fleet.locks(name):
+                fleet.client.delete(key)

@@ -23,7 +23,10 @@ from taskrunner import (
     task,
 )
 from taskrunner.cli.embedded import EmbeddedServer
+from taskrunner.message import decode
+from taskrunner.settler import lock_of
 from taskrunner.store.delayed_set import SCHEDULE
+from taskrunner.store.group import Park
 from tests.support import Names, OwnServer, Proxy, eventually, faults, stays
 from tests.support.fleet import Fleet
 
@@ -831,3 +834,38 @@ def test_the_schedule_step_for_a_unique_message_checks_before_it_adds(
     assert fleet.client.pttl(key_of(one)) <= 5000
     assert fleet.members() == []
     assert SCHEDULE.name == "schedule"
+
+
+@pytest.mark.parametrize("unique_for", [2**63 - 1, 2**62, 10**16, -(2**63)])
+def test_a_monstrous_unique_for_harms_no_neighbour(fleet: Fleet, one: str, unique_for: int) -> None:
+    """Whatever a producer claims: what is held beside its message is renewed, parked and ended."""
+    token = "monster"
+    fields = {
+        "unique": True,
+        "unique_for": unique_for,
+        "unique_key": one,
+        "unique_lock_value": token,
+        "reservation_timeout": 10**9,
+        "task_name": one,
+        "payload": 1,
+    }
+    group = fleet.producer.queue.for_group(fleet.names.group)
+    group.create()
+    fleet.note.delay("neighbour")
+    fleet.client.xadd(fleet.names.stream, {"payload": json.dumps(fields)})
+    fleet.client.set(key_of(one), token, px=60_000)
+    link = group.connections.open(read_timeout=10)
+    deliveries = group.read(link, f"{fleet.names.group}_h_1", 10, 100)
+    link.close()
+    message = decode(deliveries[1].body or b"")
+    lock = lock_of(message, message.unique_for * 1000)
+    held = [(deliveries[0], None), (deliveries[1], lock)]
+    assert group.renew(held) == [1, 1]
+    parks = [Park(delivery, 0, None, lock) for delivery, lock in held]
+    assert group.park(parks, "h") == [1, 1]
+    fleet.client.delete(key_of(one))
+    fleet.task(name=one, unique_for=60)
+    fleet.start(queue={"reclaim_delay": 0.5})
+    fleet.wait_ran("neighbour", 1, timeout=20)
+    eventually(fleet.settled)
+    assert fleet.locks(one) == {}
