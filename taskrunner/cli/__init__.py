@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
-from taskrunner.cli import dead, delayed, demo, enqueue, info, purge
+from taskrunner.cli import dead, delayed, demo, enqueue, info, purge, worker
 from taskrunner.errors import ConfigurationError, TaskRunnerError, describe
 from taskrunner.store import connection
 
 COMMANDS: Final[dict[str, ModuleType]] = {
+    "worker": worker,
     "demo": demo,
     "info": info,
     "enqueue": enqueue,

@@ -87,6 +87,7 @@ class Fetcher(Service):
         count = self._budget.allow(room)
         if not self._link.connected:
             self._client_id = self._ask_id()
+            self.heard = monotonic()
         self._pool.reading(count)
         self._asked = monotonic()
         try:

@@ -1,0 +1,136 @@
+"""Floor 5. What watches over a worker process from inside: its supervisor's life, its memory, its
+tasks, the emptiness of the queue. Each asks the runner to stop; none kills.
+"""
+
+import itertools
+import os
+import resource
+import select
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from taskrunner.cli.probes import Probe, quiet_health
+from taskrunner.config import AfterTask
+from taskrunner.runner import TaskRunner
+from taskrunner.service import Service
+
+REPORT_EVERY: Final = 0.25
+_GRACE: Final = 0.1
+_LATE: Final = 5.0
+_LOOK: Final = 0.2
+_MEGABYTE: Final = 1024 * 1024
+
+
+class Lifeline(Service):
+    """Ends the process in order when its supervisor asks for it, or is gone, however it died.
+
+    The supervisor holds the write end of a pipe, and closes it to say stop; the kernel does so for
+    one that was killed. Signals are no substitute: systemd sends SIGTERM to all processes of a
+    unit, and a second one from the supervisor would cut running tasks off.
+    """
+
+    jitter = 0.0
+
+    def __init__(self, pipe: int) -> None:
+        super().__init__("lifeline", quiet_health())
+        self._pipe = pipe
+        self.runner: TaskRunner | None = None  # while the application is being imported
+
+    def tick(self) -> float:
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        if not poll.poll(1000):
+            return 0.0
+        runner = self.runner
+        if runner is None or runner.state == "init":
+            os._exit(0)
+        self.pause(_GRACE)  # a signal that came to both of us is heard first: one stop is enough
+        runner.stop_soon()
+        self.pause(runner.config.shutdown_timeout + _LATE)
+        os._exit(1)
+
+
+class Burst(Service):
+    """Stops the runner once nothing waits, nothing is pending in the group, and nothing delayed is
+    due; twice in a row, for a task that ends may have dispatched another."""
+
+    def __init__(self, runner: TaskRunner) -> None:
+        super().__init__("burst", quiet_health())
+        self._runner = runner
+        self._was_empty = False
+
+    def tick(self) -> float:
+        if self._runner.state == "started":
+            empty = self._is_empty()
+            if empty and self._was_empty:
+                self._runner.stop_soon()
+            self._was_empty = empty
+        return _LOOK
+
+    def _is_empty(self) -> bool:
+        runner = self._runner
+        group = runner.config.consumer_group
+        if runner.stats().waiting or any(
+            one.pending for one in runner.queue.get_metrics(group).groups
+        ):
+            return False
+        following = runner.delayed.list(1)
+        seconds, _ = runner.queue.connections.call("TIME") if following else (0, 0)
+        return not following or following[0].run_at > int(seconds) + 1
+
+
+class MemoryLimit(Service):
+    """Calls `reached` while the process uses more than `most` megabytes."""
+
+    def __init__(self, most: int, reached: Callable[[], None]) -> None:
+        super().__init__("memory-limit", quiet_health())
+        self._most = most * _MEGABYTE
+        self._reached = reached
+
+    def tick(self) -> float:
+        if used_memory() > self._most:
+            self._reached()
+        return 1.0
+
+
+class Reporter(Service):
+    """Tells the supervisor again and again whether this process is ready."""
+
+    def __init__(self, pipe: int, ready: Probe) -> None:
+        super().__init__("status", quiet_health())
+        self._pipe = pipe
+        self._ready = ready
+        os.set_blocking(pipe, False)
+
+    def tick(self) -> float:
+        with suppress(OSError):  # full, or nobody reads: the lifeline sees to that
+            os.write(self._pipe, b"-" if self._ready() is not None else b"+")
+        return REPORT_EVERY
+
+
+def counted(most: int, reached: Callable[[], None], former: AfterTask | None) -> AfterTask:
+    """Return an `after_task` hook that calls `reached` from the `most`th task on."""
+    numbers = itertools.count(1)
+
+    def after(context: Any, error: BaseException | None) -> None:
+        try:
+            if former is not None:
+                former(context, error)
+        finally:
+            if next(numbers) >= most:
+                reached()
+
+    return after
+
+
+def used_memory() -> int:
+    """Bytes of this process in memory; where there is no /proc, the most it ever had."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")

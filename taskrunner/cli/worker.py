@@ -1,0 +1,245 @@
+"""Floor 5. `taskrunner worker`: run the tasks of an application until SIGTERM or Ctrl-C.
+
+The first signal stops in order: nothing more is fetched, what was not started goes back, running
+tasks get shutdown_timeout. The second ends at once. With --processes, --max-tasks or --max-memory a
+supervisor starts worker processes and renews them.
+
+exit codes: 0 stopped in order, or --burst found nothing left; 1 given up; 2 wrong arguments;
+128 + number of a second signal
+"""
+
+import argparse
+import logging
+import sys
+from importlib import metadata
+from typing import Final
+
+import attrs
+
+from taskrunner.cli import logs
+from taskrunner.cli.info import server_name
+from taskrunner.cli.locate import WrongArgument, find_runner
+from taskrunner.cli.minders import Burst, Lifeline, MemoryLimit, Reporter, counted
+from taskrunner.cli.probes import ProbeServer, Readiness
+from taskrunner.cli.supervisor import RECYCLED, Supervisor
+from taskrunner.cli.table import pairs
+from taskrunner.errors import describe
+from taskrunner.runner import TaskRunner
+from taskrunner.service import Service
+
+HELP: Final = "run the tasks of an application"
+
+_ANSWERS_WITHIN: Final = 1.0
+_MOST_NAMED: Final = 8
+
+log = logging.getLogger("taskrunner.worker")
+
+
+@attrs.frozen
+class _Child:
+    """What a supervisor tells its child: its number, the lifeline, and where to report."""
+
+    number: int
+    lifeline: int
+    status: int | None
+
+    @classmethod
+    def read(cls, text: str) -> "_Child":
+        number, lifeline, status = (int(part) for part in text.split(","))
+        return cls(number, lifeline, None if status < 0 else status)
+
+    def __str__(self) -> str:
+        return f"{self.number},{self.lifeline},{-1 if self.status is None else self.status}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `taskrunner worker`."""
+    add = parser.add_argument
+    add("application", metavar="MODULE:RUNNER", help="the TaskRunner of your application")
+    add("--processes", type=_positive, default=1, metavar="N", help="worker processes (default: 1)")
+    add("--workers", type=_positive, metavar="N", help="threads that run tasks, in each process")
+    add("--batch-size", type=_positive, metavar="N", help="most messages a read takes")
+    add("--max-tasks", type=_positive, metavar="N", help="renew a process after so many tasks")
+    add("--max-memory", type=_positive, metavar="MB", help="renew a process that uses more")
+    add("--burst", action="store_true", help="stop once nothing waits, is pending, or is due")
+    add(
+        "--log-level",
+        type=str.lower,
+        choices=logs.LEVELS,
+        default="info",
+        metavar="L",
+        help=f"{', '.join(logs.LEVELS)} (default: info)",
+    )
+    add("--log-format", choices=logs.FORMATS, default="text", help="(default: text)")
+    add("--health-port", type=_port, metavar="P", help="serve /live and /ready there (0: any)")
+    add("--as-child", type=_Child.read, help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a worker, a supervisor, or a supervisor's child."""
+    child: _Child | None = arguments.as_child
+    logs.configure(
+        arguments.log_level, arguments.log_format, f"p{child.number}" if child is not None else ""
+    )
+    lifeline = Lifeline(child.lifeline) if child is not None else None
+    if lifeline is not None:
+        lifeline.start()
+    runner = find_runner(arguments.application)
+    _set(runner, arguments, child)
+    if lifeline is not None:
+        lifeline.runner = runner
+    elif arguments.processes > 1 or arguments.max_tasks or arguments.max_memory:
+        return _supervise(runner, arguments)
+    return _work(runner, arguments, child)
+
+
+def _set(runner: TaskRunner, arguments: argparse.Namespace, child: _Child | None) -> None:
+    """Have the runner be as the command line wants it."""
+    changes: dict[str, object] = {}
+    if arguments.workers is not None:
+        if runner.config.tuning:
+            raise WrongArgument(
+                "--workers has no effect: the application sets min_workers and max_workers"
+            )
+        changes["num_workers"] = arguments.workers
+    if arguments.batch_size is not None:
+        changes["batch_size"] = arguments.batch_size
+    if child is not None:
+        changes["host"] = f"{runner.config.host}-p{child.number}"
+    if changes:
+        runner.config = attrs.evolve(runner.config, **changes)  # type: ignore[arg-type]
+
+
+def _work(runner: TaskRunner, arguments: argparse.Namespace, child: _Child | None) -> int:
+    renewed = False
+
+    def renew() -> None:
+        nonlocal renewed
+        renewed = True
+        runner.stop_soon()
+
+    services: list[Service] = []
+    port: int | None = None
+    if child is not None and arguments.max_tasks:
+        after = counted(arguments.max_tasks, renew, runner.config.after_task)
+        runner.config = attrs.evolve(runner.config, after_task=after)
+    if child is not None and arguments.max_memory:
+        services.append(MemoryLimit(arguments.max_memory, renew))
+    if arguments.burst:
+        services.append(Burst(runner))
+    if child is not None and child.status is not None:
+        readiness = Readiness(runner)
+        services += (readiness, Reporter(child.status, readiness.why_not))
+    elif child is None and arguments.health_port is not None:
+        readiness = Readiness(runner)
+        probes = ProbeServer(arguments.health_port, readiness.why_not)
+        services += (readiness, probes)
+        port = probes.port
+    if child is None:
+        _show_banner(runner, arguments, port)
+    for service in services:
+        service.start()
+    try:
+        runner.run_forever()
+    finally:
+        for service in services:
+            service.stop()
+    return RECYCLED if renewed else 0
+
+
+def _supervise(runner: TaskRunner, arguments: argparse.Namespace) -> int:
+    def command(number: int, lifeline: int, status: int | None) -> list[str]:
+        return [
+            *(sys.executable, "-m", "taskrunner", "worker", arguments.application),
+            *_passed_on(arguments),
+            *("--as-child", str(_Child(number, lifeline, status))),
+        ]
+
+    supervisor = Supervisor(
+        command,
+        processes=arguments.processes,
+        burst=arguments.burst,
+        reports=arguments.health_port is not None,
+        shutdown_timeout=runner.config.shutdown_timeout,
+        block=runner.config.block_duration,
+    )
+    probes: ProbeServer | None = None
+    if arguments.health_port is not None:
+        probes = ProbeServer(arguments.health_port, supervisor.why_not_ready)
+        probes.start()
+    _show_banner(runner, arguments, probes.port if probes is not None else None)
+    try:
+        return supervisor.run()
+    finally:
+        if probes is not None:
+            probes.stop()
+
+
+def _passed_on(arguments: argparse.Namespace) -> list[str]:
+    words = ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
+    for name in ("workers", "batch_size", "max_tasks", "max_memory"):
+        value = getattr(arguments, name)
+        if value is not None:
+            words += (f"--{name.replace('_', '-')}", str(value))
+    return [*words, "--burst"] if arguments.burst else words
+
+
+def _show_banner(runner: TaskRunner, arguments: argparse.Namespace, port: int | None) -> None:
+    config, queue = runner.config, runner.queue
+    names = runner.registry.names()
+    if not names:
+        log.warning("no tasks are registered: import the modules that define them")
+    more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    several = f" in each of {arguments.processes} processes" if arguments.processes > 1 else ""
+    workers = (
+        f"{config.min_workers} to {config.max_workers}" if config.tuning else config.num_workers
+    )
+    rows = [
+        ("group", config.consumer_group),
+        ("stream", queue.stream),
+        ("server", f"{queue.connections.address}, {_server(runner)}"),
+        ("tasks", f"{len(names)}: {', '.join(names[:_MOST_NAMED])}{more}" if names else "none"),
+        ("workers", f"{workers}{several}"),
+        ("host", config.host),
+    ]
+    if port is not None:
+        rows.append(("probes", f"port {port}, /live and /ready"))
+    if arguments.log_format == "json":
+        log.info("taskrunner %s", _version(), extra={"action": "worker_banner", **dict(rows)})
+        return
+    print(f"taskrunner {_version()}")
+    print(pairs(rows))
+    print(f"Ctrl-C stops in order: running tasks get {config.shutdown_timeout:g} s", flush=True)
+
+
+def _server(runner: TaskRunner) -> str:
+    link = runner.queue.connections.open(
+        read_timeout=_ANSWERS_WITHIN, connect_timeout=_ANSWERS_WITHIN
+    )
+    try:
+        return server_name(link.call("INFO", "server"))
+    except Exception as error:  # a worker waits for its server: the banner does not
+        return f"which does not answer ({describe(error)})"
+    finally:
+        link.close()
+
+
+def _version() -> str:
+    try:
+        return metadata.version("redis-taskrunner")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{value} is not a port")
+    return value
