@@ -318,6 +318,48 @@ def test_due_retry_runs_once_when_its_claim_is_cut(scene: Scene) -> None:
     scene.assert_no_wrong_error("task_retry")
 
 
+# --- Redis away altogether ---
+
+
+@pytest.mark.parametrize("end", ["success", "short retry", "long retry", "dead letter"])
+def test_settlement_of_any_kind_waits_when_redis_is_away(scene: Scene, end: str) -> None:
+    """Gone (refusing connections), or silent (taking all and answering nothing), while a task ends:
+    it is told when Redis is back, and cost no attempt."""
+    gate, running = threading.Event(), threading.Event()
+
+    def body(payload: Any) -> None:
+        scene.fleet.record(payload)
+        if current_task().attempt > 1:
+            return
+        running.set()
+        gate.wait(30)
+        if end == "dead letter":
+            raise ValueError("no")
+        if end != "success":
+            raise Retry(0.2 if end == "short retry" else RECLAIM + 0.5)
+
+    task = scene.fleet.task(body, name="ends", max_retry=1 if end == "dead letter" else 3)
+    runner = scene.start(queue={"reclaim_delay": 5} if end != "long retry" else None)
+    scene.fleet.producer.make_default()
+    task.delay("x")
+    assert running.wait(15)
+    if scene.lost_before:
+        scene.proxy.refuse()
+    else:
+        scene.proxy.swallow()
+        scene.proxy.cut()
+    gate.set()
+    eventually(lambda: [r for r in runner.errors if r.action == "service_error"], 15)
+    stays(lambda: len(scene.desk.held()) == 1, 0.5)
+    scene.proxy.pass_through()
+    scene.proxy.cut()
+    eventually(scene.fleet.settled, 20)
+    letters = scene.desk.letters()
+    assert len(letters) == (1 if end == "dead letter" else 0)
+    assert scene.ran() == [("x", n + 1) for n in range(2 if end.endswith("retry") else 1)]
+    scene.assert_no_wrong_error("task_retry", "task_failed")
+
+
 # --- promote ---
 
 
