@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from benchmarks import growth
 from benchmarks.bodies import IO_SECONDS, MARK_SECONDS
 from benchmarks.harness import Bench, ChildError
 from benchmarks.peers import SHARES
@@ -104,7 +105,7 @@ def _drain(bench: Bench, system: str, scale: float) -> Figures:
 
 
 def _cpu(bench: Bench, system: str, scale: float) -> Figures:
-    count = max(300, round(20_000 * scale))
+    count = _count(system, 20_000, scale)
     if system != "raw":
         _fill(bench, system, "spin", count)
     with bench.child(system, "work", kind="spin", count=count) as worker:
@@ -320,5 +321,55 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
         title="Import time",
         measure=_imports,
         metrics=(Metric("import", "ms", "ms", "less", 1),),
+    ),
+    Workload(
+        name="grow-drain",
+        title="Growth: drain with so many waiting (the first 100,000 are measured)",
+        measure=growth.drain,
+        metrics=(
+            *(Metric(f"at_{n}", f"/s at {n:,}", "/s", "more") for n in growth.WAITING),
+            *(Metric(f"cpu_{n}", f"CPU s/1000 at {n:,}", "s", "less", 4) for n in growth.WAITING),
+        ),
+        only_for=("raw", "taskrunner"),
+    ),
+    Workload(
+        name="grow-processes",
+        title="Growth: tasks of 50 µs pure Python on 1 and 2 processes",
+        measure=growth.processes,
+        metrics=(
+            Metric("processes_1", "1 process /s", "/s", "more"),
+            Metric("processes_2", "2 processes /s", "/s", "more"),
+            Metric("gain", "2 / 1", "", "more", 2),
+        ),
+        only_for=("taskrunner",),
+    ),
+    Workload(
+        name="grow-flight",
+        title="Growth: stats(), and a heartbeat round that renews all, with so many in flight",
+        measure=growth.in_flight,
+        metrics=(
+            *(
+                Metric(f"stats_{n}", f"stats() ms at {n:,}", "ms", "less", 3)
+                for n in growth.IN_FLIGHT
+            ),
+            *(
+                Metric(f"heartbeat_{n}", f"heartbeat ms at {n:,}", "ms", "less", 2)
+                for n in growth.IN_FLIGHT
+            ),
+        ),
+        only_for=("taskrunner",),
+    ),
+    Workload(
+        name="grow-delayed",
+        title="Growth: lateness of delayed tasks with so many others in the set",
+        measure=lambda bench, system, scale: growth.delayed(bench, _delayed, system),
+        metrics=tuple(
+            Metric(
+                f"{name}_{n}", f"{name} {unit} at {n:,}".replace("  ", " "), unit, "less", digits
+            )
+            for n in growth.DELAYED
+            for name, unit, digits in (("p50", "ms", 2), ("p99", "ms", 2), ("early", "", 0))
+        ),
+        only_for=("taskrunner",),
     ),
 )
