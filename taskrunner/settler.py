@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from taskrunner import keys
-from taskrunner.clock import monotonic
+from taskrunner.clock import LONGEST, monotonic
 from taskrunner.delivery import Delivery
 from taskrunner.errors import DeliveryLostError, TaskRunnerError, describe
 from taskrunner.in_flight import InFlight
@@ -81,7 +81,7 @@ def lock_of(message: Message | None, ms: int = 0) -> Lock | None:
     name = message.lock_name if message is not None else None
     if message is None or name is None:
         return None
-    return Lock(keys.unique(name), message.unique_lock_value, ms)
+    return Lock(keys.unique(name), message.unique_lock_value, min(ms, LONGEST * 1000))
 
 
 class Settler(Service):

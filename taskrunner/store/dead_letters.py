@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from taskrunner import keys, scripts
+from taskrunner.clock import LONGEST
 from taskrunner.errors import InvalidTaskPayloadError, TaskAlreadyDispatchedError, TaskRunnerError
 from taskrunner.message import Message, decode, rewrite
 from taskrunner.store.connection import Arg, Connections
@@ -88,7 +89,7 @@ class DeadLetters:
             changes["unique_lock_value"] = token
             names.append(keys.unique(message.lock_name))
         args: _Args = [
-            letter.id, rewrite(message.text, changes), token, max(1, message.unique_for) * 1000,
+            letter.id, rewrite(message.text, changes), token, min(max(1, message.unique_for), LONGEST) * 1000,
         ]  # fmt: skip
         reply = self._connections.run(_REQUEUE, names, args)
         if reply == 0:
