@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
-from taskrunner.cli import dead, delayed, demo, enqueue, info, purge, worker
+from taskrunner.cli import dead, delayed, demo, doctor, enqueue, info, purge, worker
 from taskrunner.errors import ConfigurationError, TaskRunnerError, describe
 from taskrunner.store import connection
 
@@ -18,6 +18,7 @@ COMMANDS: Final[dict[str, ModuleType]] = {
     "worker": worker,
     "demo": demo,
     "info": info,
+    "doctor": doctor,
     "enqueue": enqueue,
     "dead": dead,
     "delayed": delayed,

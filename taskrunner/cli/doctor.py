@@ -1,0 +1,59 @@
+"""Floor 5. `taskrunner doctor`: audit a live Redis, and say what mends what is wrong.
+
+Reads only. With MODULE:RUNNER it also knows the application's tasks: messages beyond their
+attempts, tasks that nobody registers, a reclaim_delay that is too short. Commands for redis-cli
+leave out the password: set REDISCLI_AUTH.
+
+exit codes: 0 nothing found, or notes only; 1 Redis could not be asked; 2 wrong arguments;
+3 warnings or errors
+"""
+
+import argparse
+from typing import Final
+
+import attrs
+
+from taskrunner.cli.findings import CHECKS, Facts, Finding
+from taskrunner.cli.locate import add_target, locate
+from taskrunner.cli.table import COLOURS, emphasis, printable, show_json
+
+HELP: Final = "find what is wrong with a live system"
+
+FOUND: Final = 3
+_ORDER: Final = ("error", "warning", "note")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `taskrunner doctor`."""
+    add_target(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, and print the findings, the worst first."""
+    facts = Facts(locate(arguments))
+    found = [finding for check in CHECKS for finding in check(facts)]
+    found.sort(key=lambda finding: _ORDER.index(finding.severity))
+    if arguments.json:
+        show_json(
+            {"findings": [attrs.asdict(finding) for finding in found], "skipped": facts.skipped}
+        )
+    else:
+        for finding in found:
+            _show(finding)
+        for skipped in facts.skipped:
+            print(f"not looked at: {printable(skipped)}")
+        group = facts.group
+        place = f"group {group.group} on {group.stream} at {group.address}"
+        print(f"{len(found) or 'nothing'} found: {place}")
+    return FOUND if any(finding.severity != "note" for finding in found) else 0
+
+
+def _show(finding: Finding) -> None:
+    print(f"{emphasis(finding.severity.upper(), COLOURS[finding.severity])} {finding.check}")
+    print(f"  {printable(finding.text)}")
+    print(f"  seen: {printable(finding.evidence)}")
+    print(f"  cure: {printable(finding.cure)}")
+    if finding.command is not None:
+        print(f"    {printable(finding.command)}")
+    print()
