@@ -156,7 +156,7 @@ class Load:
                 # What a later write of another client waits for has the message before it.
                 with self._client.pipeline(transaction=False) as pipe:
                     pipe.set(f"taskrunner:test:{self._fleet.names.group}", number)
-                    pipe.execute_command("WAIT", 2, 50)
+                    pipe.execute_command("WAIT", 2, 20)
                     if pipe.execute()[1] >= 2:
                         self.replicated.add(number)
             except (redis.RedisError, OSError):
@@ -200,7 +200,7 @@ def test_work_goes_on_in_the_same_threads_when_another_server_becomes_the_primar
             if how == "ordered":
                 eventually(lambda: _is_replica(old), 20, interval=0.05)
             settled = time.monotonic()
-            goal = len(load.sent) + 200
+            goal = len(load.sent) + 100
             eventually(lambda: len(load.sent) > goal, 40, message=lambda: repr(load.errors[-3:]))
         finally:
             load.stop()
