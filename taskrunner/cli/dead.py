@@ -75,7 +75,7 @@ def _list(target: Target, arguments: argparse.Namespace) -> int:
                 letter.task_name or "-",
                 instant(letter.failed_at),
                 str(letter.attempts),
-                shortened(f"{letter.error_type}: {letter.error}", _LONGEST_ERROR),
+                shortened(_error(letter), _LONGEST_ERROR),
             )
             for letter in letters
         ]
@@ -98,7 +98,7 @@ def _show(target: Target, arguments: argparse.Namespace) -> int:
         ("message", letter.message_id or "-"),
         ("attempts", str(letter.attempts)),
         ("failed at", instant(letter.failed_at)),
-        ("error", f"{letter.error_type}: {letter.error}"),
+        ("error", _error(letter)),
         ("payload", json.dumps(letter.payload, ensure_ascii=False)),
     ]
     print(pairs(rows))
@@ -148,6 +148,11 @@ def _purge(target: Target, arguments: argparse.Namespace) -> int:
 
 def _missing(id: str) -> TaskRunnerError:
     return TaskRunnerError(f"there is no dead letter {printable(id)}")
+
+
+def _error(letter: DeadLetter) -> str:
+    """What the task raised, where it was the task."""
+    return letter.error.removeprefix(f"TaskExecutionError: task {letter.task_name!r} failed: ")
 
 
 def _as_dict(letter: DeadLetter) -> dict[str, Any]:

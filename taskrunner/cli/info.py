@@ -188,7 +188,7 @@ def _show(group: Group) -> None:
                     f"{stats.workers} an instance{'' if group.workers_known else ' (assumed)'}",
                 ),
                 ("predicted wait", wait),
-                ("tasks a second", f"{stats.tps:g}" if stats.per_task_timing else "-"),
+                ("tasks a second", f"{stats.tps:,.0f}" if stats.tps else "-"),
                 ("mean run time", _mean(stats)),
             ]
         )

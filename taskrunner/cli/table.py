@@ -3,11 +3,13 @@ terminal."""
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+_NUMBER: Final = re.compile(r"-|[\d,.]+( ms)?")
 _BOLD: Final = "\033[1m"
 _PLAIN: Final = "\033[0m"
 COLOURS: Final = {"error": "\033[31m", "warning": "\033[33m", "note": "\033[36m"}
@@ -20,7 +22,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         max([len(heading), *(len(row[i]) for row in cells)]) for i, heading in enumerate(headings)
     ]
     right = [
-        bool(cells) and all(row[i][:1].isdigit() or row[i] == "-" for row in cells)
+        bool(cells) and all(_NUMBER.fullmatch(row[i]) for row in cells)
         for i in range(len(headings))
     ]
 
