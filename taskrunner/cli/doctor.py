@@ -14,7 +14,8 @@ from typing import Final
 import attrs
 
 from taskrunner.cli.findings import CHECKS, Facts, Finding
-from taskrunner.cli.locate import add_target, locate
+from taskrunner.cli.locate import WrongArgument, add_target, locate
+from taskrunner.cli.lock_audit import locks_without_task
 from taskrunner.cli.table import COLOURS, emphasis, printable, show_json
 
 HELP: Final = "find what is wrong with a live system"
@@ -27,12 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `taskrunner doctor`."""
     add_target(parser)
     parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--locks",
+        action="store_true",
+        help="also look for unique locks without a task: walks all keys (SCAN); needs MODULE:RUNNER",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Look, and print the findings, the worst first."""
-    facts = Facts(locate(arguments))
-    found = [finding for check in CHECKS for finding in check(facts)]
+    target = locate(arguments)
+    if arguments.locks and target.application is None:
+        raise WrongArgument("--locks needs MODULE:RUNNER: only it knows which locks are its own")
+    facts = Facts(target)
+    checks = (*CHECKS, locks_without_task) if arguments.locks else CHECKS
+    found = [finding for check in checks for finding in check(facts)]
     found.sort(key=lambda finding: _ORDER.index(finding.severity))
     if arguments.json:
         show_json(

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from taskrunner.cli.probes import Probe, quiet_health
+from taskrunner.cli.probes import Probe, own_health
 from taskrunner.config import AfterTask
 from taskrunner.runner import TaskRunner
 from taskrunner.service import Service
@@ -35,7 +35,7 @@ class Lifeline(Service):
     jitter = 0.0
 
     def __init__(self, pipe: int) -> None:
-        super().__init__("lifeline", quiet_health())
+        super().__init__("lifeline", own_health())
         self._pipe = pipe
         self.runner: TaskRunner | None = None  # while the application is being imported
 
@@ -58,7 +58,7 @@ class Burst(Service):
     due; twice in a row, for a task that ends may have dispatched another."""
 
     def __init__(self, runner: TaskRunner) -> None:
-        super().__init__("burst", quiet_health())
+        super().__init__("burst", own_health())
         self._runner = runner
         self._was_empty = False
 
@@ -86,7 +86,7 @@ class MemoryLimit(Service):
     """Calls `reached` while the process uses more than `most` megabytes."""
 
     def __init__(self, most: int, reached: Callable[[], None]) -> None:
-        super().__init__("memory-limit", quiet_health())
+        super().__init__("memory-limit", own_health())
         self._most = most * _MEGABYTE
         self._reached = reached
 
@@ -100,7 +100,7 @@ class Reporter(Service):
     """Tells the supervisor again and again whether this process is ready."""
 
     def __init__(self, pipe: int, ready: Probe) -> None:
-        super().__init__("status", quiet_health())
+        super().__init__("status", own_health())
         self._pipe = pipe
         self._ready = ready
         os.set_blocking(pipe, False)

@@ -31,8 +31,8 @@ _ACCEPT: Final = 0.5
 log = logging.getLogger("taskrunner.probes")
 
 
-def quiet_health() -> Health:
-    """For services of the command line: the runner has its own, which tells of outages."""
+def own_health() -> Health:
+    """For a service of the command line, which the runner does not know."""
     return Health(Reports(), connection.lost)
 
 
@@ -40,7 +40,7 @@ class Readiness(Service):
     """Asks Redis again and again, on a connection of its own, so that the probe never waits."""
 
     def __init__(self, runner: TaskRunner) -> None:
-        super().__init__("readiness", quiet_health())
+        super().__init__("readiness", own_health())
         self._runner = runner
         self._limit = max(_SHORTEST, _BLOCKS * runner.config.block_duration)
         connections = runner.queue.connections
@@ -78,7 +78,7 @@ class ProbeServer(Service):
     """
 
     def __init__(self, port: int, ready: Probe) -> None:
-        super().__init__("probes", quiet_health())
+        super().__init__("probes", own_health())
         try:
             self._server = _Server(port, ready)
         except OSError as error:

@@ -267,6 +267,9 @@ def _parts(caught: ast.expr | None) -> list[ast.expr]:
     return list(caught.elts) if isinstance(caught, ast.Tuple) else [caught]
 
 
+LOCK_AUDIT = "taskrunner.cli.lock_audit"
+"""`doctor --locks`, run by hand: no index says which locks there are."""
+
 SCANNING = {"KEYS", "SCAN", "RANDOMKEY", "FLUSHALL", "FLUSHDB"}
 
 
@@ -280,6 +283,7 @@ def test_no_command_walks_the_keyspace() -> None:
         and isinstance(node.value, str)
         and node.value.upper() in SCANNING
         and node.value.isupper()
+        and (module, node.value) != (LOCK_AUDIT, "SCAN")
     }
     methods = {
         where(module, node)

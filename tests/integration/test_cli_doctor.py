@@ -14,6 +14,7 @@ import redis
 
 from taskrunner import RedisStreamQueue, Registry, TaskRunner, keys, task
 from taskrunner.cli import findings, main
+from taskrunner.cli.locate import find_runner
 from tests.support import eventually
 from tests.support.names import Names
 from tests.support.server import OwnServer
@@ -68,18 +69,24 @@ class Patient:
             APP.format(group=names.group, url=server.url, prefix=names.prefix, host=names.host)
         )
 
-    def audit(self, *, application: bool = False) -> tuple[int, dict[str, dict[str, Any]]]:
+    def audit(
+        self, *, application: bool = False, words: tuple[str, ...] = ()
+    ) -> tuple[int, dict[str, dict[str, Any]]]:
         """(exit code, findings by check)."""
         place = ["--url", self.server.url, "--group", self.names.group]
         place += ["--prefix", self.names.prefix]
-        code = main(["doctor", *([f"{self.module}:runner"] if application else place), "--json"])
+        code = main(
+            ["doctor", *([f"{self.module}:runner"] if application else place), *words, "--json"]
+        )
         said = json.loads(self._capsys.readouterr().out)
         assert said["skipped"] == []
         return code, {one["check"]: one for one in said["findings"]}
 
-    def finds(self, check: str, *, application: bool = False) -> dict[str, Any]:
+    def finds(
+        self, check: str, *, application: bool = False, words: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
         """The one finding there must be; with the exit code for it."""
-        code, found = self.audit(application=application)
+        code, found = self.audit(application=application, words=words)
         assert check in found, found
         assert code == (0 if all(one["severity"] == "note" for one in found.values()) else 3)
         return found[check]
@@ -281,6 +288,44 @@ def test_a_reclaim_delay_below_what_a_task_takes(patient: Patient) -> None:
     finding = patient.finds("short-reclaim-delay", application=True)
     assert "known takes 5.0 s" in finding["evidence"]
     assert "reclaim_delay to 10" in finding["cure"]
+
+
+def test_unique_locks_that_no_message_holds(
+    patient: Patient, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Not those of waiting and delayed messages, nor those of other applications on the server."""
+    module = tmp_path / f"{patient.module}.py"
+    module.write_text(
+        module.read_text()
+        + """
+@task(name="on*ce", registry=registry, unique_for=600, unique_key=str)
+def once(payload):
+    pass
+
+@task(name="alone", registry=registry, unique_for=600)
+def alone(payload):
+    pass
+"""
+    )
+    application = find_runner(f"{patient.module}:runner")
+    application.dispatch("on*ce", "waits")
+    application.dispatch("on*ce", "late", run_in=100)
+    lost = [application.dispatch("on*ce", "lost"), application.dispatch("alone")]
+    for sent in lost:
+        patient.client.xdel(patient.names.stream, sent.entry_id or "")
+    patient.client.set(keys.unique("another:1"), "token")
+    patient.client.set(keys.unique("onxce:1"), "token")
+
+    assert patient.lacks("lock-without-task", application=True)
+    finding = patient.finds("lock-without-task", application=True, words=("--locks",))
+    assert finding["evidence"] == f"{keys.unique('alone')}, {keys.unique('on*ce:lost')}"
+    patient.mend(finding)
+    _, found = patient.audit(application=True, words=("--locks",))
+    assert "lock-without-task" not in found
+    assert patient.client.exists(keys.unique("on*ce:waits"), keys.unique("on*ce:late")) == 2
+
+    assert main(["doctor", "--group", "g", "--locks"]) == 2
+    assert "needs MODULE:RUNNER" in capsys.readouterr().err
 
 
 def test_what_it_may_not_ask_is_said(patient: Patient, capsys: pytest.CaptureFixture[str]) -> None:
