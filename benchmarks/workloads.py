@@ -18,7 +18,7 @@ from benchmarks.peers import SHARES
 Figures = dict[str, float]
 
 KILL_RECLAIM: Final = 5.0
-KILL_PATIENCE: Final = 90.0
+KILL_PATIENCE: Final = 150.0
 KILL_PACE: Final = 5.0  # some look for orphans only when something new comes
 
 

@@ -1,7 +1,7 @@
 """celery: `-P threads`, acks_late, no results, no gossip, mingle or heartbeat; prefetch 16.
 
 It has no way to send many at once. For the kill test the visibility timeout is `reclaim` instead of
-an hour, and tasks are rejected when their worker is lost.
+an hour; its transport looks for such tasks at the start and then about every 100 s.
 """
 
 # The library is in an environment of its own, so it is unknown to a check of this one.
@@ -24,7 +24,6 @@ class CelerySystem(System):
         self._app = Celery("bench", broker=f"redis://127.0.0.1:{spec.port}/0")
         self._app.conf.update(
             task_acks_late=True,
-            task_reject_on_worker_lost=True,
             task_ignore_result=True,
             worker_prefetch_multiplier=16,
             worker_hijack_root_logger=False,
