@@ -274,12 +274,16 @@ def test_bl25_missing_right_is_an_outage_and_work_goes_on_when_it_is_given(
 # --- a cluster ---
 
 
+@pytest.fixture
+def cluster(own_server: Callable[..., OwnServer]) -> OwnServer:
+    return faults.cluster_server(own_server)
+
+
 @pytest.mark.chaos
 def test_bl25_worker_on_a_cluster_ends_with_an_error_that_says_what_is_supported(
-    own_server: Callable[..., OwnServer], make_worker: Callable[..., WorkerProcess]
+    cluster: OwnServer, make_worker: Callable[..., WorkerProcess]
 ) -> None:
     """With the ordinary client; it doesn't run on half broken."""
-    cluster = faults.cluster_server(own_server)
     worker = make_worker(url=cluster.tcp_url, wait=False)
     assert worker.wait(20) == 1
     lines = worker.log_lines("is a Redis Cluster, which is not supported")
@@ -287,11 +291,8 @@ def test_bl25_worker_on_a_cluster_ends_with_an_error_that_says_what_is_supported
     assert any("single primary" in line and "Sentinel" in line for line in lines)
 
 
-def test_bl25_runner_on_a_cluster_gives_up(
-    own_server: Callable[..., OwnServer], names: Names
-) -> None:
+def test_bl25_runner_on_a_cluster_gives_up(cluster: OwnServer, names: Names) -> None:
     """In a process of the application: it stops by itself and reports why."""
-    cluster = faults.cluster_server(own_server)
     with Fleet(cluster.tcp_url, names) as fleet:
         runner = fleet.start()
         eventually(lambda: str(runner.state) == "stopped", 15)
