@@ -204,6 +204,51 @@ def test_good_messages_run_once_between_200_bad_ones(
     assert max(map(len, worker.log().splitlines())) < 2500
 
 
+def test_good_delayed_tasks_run_once_between_bad_members(
+    make_desk: Callable[..., Desk],
+    make_worker: Callable[..., WorkerProcess],
+    own_server: Callable[..., OwnServer],
+    names: Names,
+    ledger: Ledger,
+) -> None:
+    """Whatever lies in the delayed set, the leader goes on: bad members become dead letters."""
+    server = own_server()
+    worker = make_worker(url=server.url, config={"unknown_task_deliveries": 1}, log_level="DEBUG")
+    desk = make_desk(server.url)
+    pid, sent = worker.pid, 0
+
+    @given(st.lists(bodies, min_size=50, max_size=50, unique=True))
+    @settings(
+        max_examples=4,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    def send(bad: list[bytes]) -> None:
+        nonlocal sent
+        for body in bad:
+            member = body.replace(b'"task_name"', b'"task"').replace(b'"attempt"', b'"time"')
+            desk.client.zadd(names.delayed, {member: 1})
+            desk.send("note", [f"good-{sent}"], run_in=0.2)
+            sent += 1
+
+    send()
+    good = [f"good-{number}" for number in range(sent)]
+    eventually(lambda: {*good} <= {str(run.id) for run in ledger.runs()}, 30, interval=0.1)
+    # A unique message from outside takes its lock when it is moved: it may have to wait for it.
+    eventually(desk.is_empty, 60, interval=0.1, message=lambda: worker.log()[-3000:])
+    counts = Counter(str(run.id) for run in ledger.runs())
+    assert {id_: counts[id_] for id_ in good} == dict.fromkeys(good, 1)
+    print(f"{sent} bad ones: {len(desk.letters())} dead letters, {len(ledger.runs()) - sent} runs")
+    assert worker.pid == pid
+    assert worker.status()["state"] == "started"
+    assert SECRET not in worker.log()
+    assert "could not be handled" not in worker.log()
+    assert "failed, retrying" not in worker.log()
+    assert max(map(len, worker.log().splitlines())) < 2500
+
+
 _NO_BOUND = pytest.mark.xfail(
     strict=True, reason="names and keys in a message have no bound of length: they are logged whole"
 )
