@@ -86,9 +86,9 @@ def look(target: Target) -> Group:
     runner = target.runner
     group, queue = runner.config.consumer_group, runner.queue
     connections = queue.connections
-    info = connections.call("INFO", "server")
-    lease, left, capacity = connections.calls(
+    info, lease, left, capacity = connections.calls(
         [
+            ("INFO", "server"),
             ("GET", keys.leader(group)),
             ("PTTL", keys.leader(group)),
             ("GET", keys.capacity(group)),
@@ -140,9 +140,9 @@ def fields(info: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def server_name(info: bytes) -> str:
-    """Name and version of the server, from its INFO."""
-    found = fields(info)
+def server_name(info: bytes | Exception) -> str:
+    """Name and version of the server, from its INFO, which not every user may ask for."""
+    found = fields(info) if isinstance(info, bytes) else {}
     if "valkey_version" in found:
         return f"Valkey {found['valkey_version']}"
     return f"Redis {found.get('redis_version', 'of unknown version')}"

@@ -83,16 +83,17 @@ class Burst(Service):
 
 
 class MemoryLimit(Service):
-    """Calls `reached` while the process uses more than `most` megabytes."""
+    """Calls `reached` while the process uses more than `most` megabytes, and says how many."""
 
-    def __init__(self, most: int, reached: Callable[[], None]) -> None:
+    def __init__(self, most: int, reached: Callable[[str], None]) -> None:
         super().__init__("memory-limit", own_health())
-        self._most = most * _MEGABYTE
+        self._most = most
         self._reached = reached
 
     def tick(self) -> float:
-        if used_memory() > self._most:
-            self._reached()
+        used = used_memory() / _MEGABYTE
+        if used > self._most:
+            self._reached(f"{used:.0f} MB in use, more than {self._most}")
         return 1.0
 
 
@@ -111,7 +112,7 @@ class Reporter(Service):
         return REPORT_EVERY
 
 
-def counted(most: int, reached: Callable[[], None], former: AfterTask | None) -> AfterTask:
+def counted(most: int, reached: Callable[[str], None], former: AfterTask | None) -> AfterTask:
     """Return an `after_task` hook that calls `reached` from the `most`th task on."""
     numbers = itertools.count(1)
 
@@ -121,7 +122,7 @@ def counted(most: int, reached: Callable[[], None], former: AfterTask | None) ->
                 former(context, error)
         finally:
             if next(numbers) >= most:
-                reached()
+                reached(f"{most} tasks have run")
 
     return after
 

@@ -23,7 +23,7 @@ from taskrunner.store import connection
 Probe = Callable[[], str | None]
 """None: well; else what is wrong."""
 
-_BLOCKS: Final = 2.5
+_BLOCKS: Final = 2.2
 _SHORTEST: Final = 1.0
 _REQUEST: Final = 2.0
 _ACCEPT: Final = 0.5

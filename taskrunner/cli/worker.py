@@ -113,8 +113,10 @@ def _set(runner: TaskRunner, arguments: argparse.Namespace, child: _Child | None
 def _work(runner: TaskRunner, arguments: argparse.Namespace, child: _Child | None) -> int:
     renewed = False
 
-    def renew() -> None:
+    def renew(reason: str) -> None:
         nonlocal renewed
+        if not renewed:
+            log.info("%s: to be renewed", reason, extra={"action": "process_renewed"})
         renewed = True
         runner.stop_soon()
 
@@ -217,7 +219,7 @@ def _server(runner: TaskRunner) -> str:
         read_timeout=_ANSWERS_WITHIN, connect_timeout=_ANSWERS_WITHIN
     )
     try:
-        return server_name(link.call("INFO", "server"))
+        return server_name(*link.calls([("INFO", "server")]))
     except Exception as error:  # a worker waits for its server: the banner does not
         return f"which does not answer ({describe(error)})"
     finally:

@@ -348,6 +348,21 @@ def test_what_it_may_not_ask_is_said(patient: Patient, capsys: pytest.CaptureFix
     ]
 
 
+def test_a_user_that_may_do_little_can_look(
+    patient: Patient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """INFO is a dangerous command for ACLs: without it only the version is missing."""
+    patient.client.execute_command(
+        *("ACL", "SETUSER", "small", "on", ">secret", "~*", "&*", "+@all", "-@dangerous")
+    )
+    url = patient.server.url.replace("unix://", "unix://small:secret@")
+
+    assert main(["info", "--url", url, "--group", "g"]) == 0
+    assert "Redis of unknown version at unix:" in capsys.readouterr().out
+    assert main(["doctor", "--url", url, "--group", "g"]) == 0
+    assert "not looked at: INFO memory: NoPermissionError" in capsys.readouterr().out
+
+
 def test_the_findings_read_well(patient: Patient, capsys: pytest.CaptureFixture[str]) -> None:
     """The worst first, without colour on a pipe, each with its command."""
     patient.client.config_set("appendonly", "no")

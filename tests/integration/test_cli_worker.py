@@ -196,6 +196,7 @@ def test_a_child_is_renewed_when_it_has_grown(shop: Shop, desk: Desk) -> None:
     eventually(lambda: "is renewed" in worker.log, 20, message=lambda: worker.log)
     worker.wait_started(2)
     assert len(worker.living) == 1
+    assert re.search(r"\d+ MB in use, more than 200: to be renewed", worker.log)
 
 
 def test_tuned_workers_are_not_set_by_hand(shop: Shop) -> None:
