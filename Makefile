@@ -34,10 +34,10 @@ $(VENV)/dev.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
 	$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/demo.stamp $(VENV)/test.stamp
 
-.PHONY: help demo test chaos lint format coverage bench clean
+.PHONY: help demo test test-all chaos lint format coverage bench clean
 
 help:  ## this list
-	@grep -E '^[a-z]+: .*##|^[a-z]+:  ##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
+	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  ##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
 
 demo: $(VENV)/demo.stamp  ## real work on real files, one worker killed half way, every result checked
 	$(BIN)/taskrunner demo $(DEMO_ARGS)
@@ -47,6 +47,9 @@ test: $(VENV)/test.stamp  ## all tests (TESTS=path and PYTEST_ARGS=... to narrow
 
 chaos: $(VENV)/test.stamp  ## random faults for SECONDS=60, drawn from SEED=n, then every promise is checked
 	$(BIN)/python -m tests.chaos_run --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+
+test-all: $(VENV)/test.stamp  ## the integration tests on every server, redis-py and client setting
+	$(BIN)/python -m tests.matrix $(MATRIX_ARGS)
 
 lint: $(VENV)/dev.stamp  ## ruff, mypy --strict, pyright
 	$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""The integration tests on each server, client library and client setting: `make test-all`."""
