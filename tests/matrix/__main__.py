@@ -35,12 +35,14 @@ CLIENTS: Final[tuple[tuple[int, str, bool], ...]] = (
 
 
 _RECIPE = "the recipe of this fault needs 7.0"
+_LAG = "looks at a group's lag, which came with 7.0"
 _COUNTER = "looks at XINFO STREAM's entries-added, which came with 7.0"
 NOT_ON: Final[tuple[tuple[str, str, str], ...]] = (
     ("redis-6.", "tests/integration/test_bl18_move.py", _COUNTER),
     ("redis-6.", "tests/integration/test_bl19_backlog.py::test_bl19_the_lease_is", _COUNTER),
     ("redis-6.", "tests/integration/test_go_faults_delayed.py::test_d2_", _COUNTER),
     ("redis-6.", "tests/integration/test_go_faults_delayed.py::test_d3_", _COUNTER),
+    ("redis-6.", "tests/integration/test_numbers.py::test_get_metrics_tells_groups", _LAG),
     ("redis-6.", "tests/integration/test_support.py::test_misconf_", _RECIPE),
     ("redis-6.", "tests/integration/test_support.py::test_loading_", _RECIPE),
     (
