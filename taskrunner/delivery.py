@@ -23,6 +23,7 @@ class Delivery:
         "consumer",
         "count",
         "entry_id",
+        "failed",
         "fields",
         "lost",
         "message",
@@ -47,6 +48,7 @@ class Delivery:
         self.settlement: Any = None  # what the settler is to do; None: acknowledge
         self.lost = False  # taken over by another consumer
         self.waiting = False  # set aside until its ownership is confirmed
+        self.failed = False  # for good: only the handler or the dead letters are left
         self.alone = False  # an orphan that may have killed its process: no second one beside it
 
     def __repr__(self) -> str:

@@ -348,6 +348,7 @@ class Executor:
         if delivery.lost:
             self._in_flight.remove(delivery)
             return
+        delivery.failed = True
         name = message.task_name
         message_id = message.id or delivery.entry_id.decode()
         log.error(

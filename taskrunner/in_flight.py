@@ -29,14 +29,18 @@ class InFlight:
 
     def remove(self, delivery: Delivery) -> None:
         """It is settled, or known to be another's."""
-        if self._table.get(delivery.entry_id) is delivery:
-            del self._table[delivery.entry_id]
+        table = self._table
+        if table.get(delivery.entry_id) is delivery:
+            table.pop(delivery.entry_id, None)
 
-    def remove_ids(self, entry_ids: list[bytes]) -> None:
-        """These are settled."""
-        pop = self._table.pop
-        for entry_id in entry_ids:
-            pop(entry_id, None)
+    def remove_all(self, deliveries: list[Delivery]) -> None:
+        """These are settled; a newer delivery of one of their entries stays."""
+        for delivery in deliveries:
+            self.remove(delivery)
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether this very delivery is in the table."""
+        return self._table.get(delivery.entry_id) is delivery
 
     def __contains__(self, entry_id: bytes) -> bool:
         return entry_id in self._table

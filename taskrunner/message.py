@@ -275,7 +275,7 @@ def _quick(body: bytes, at: int) -> Message | None:
             extras = {"id": usual[1], "enqueued_at": float(usual[2])}
         elif text[end] == ",":
             extras, last = _scan_extras("{" + text[end + 1 :], 0)
-            if last != len(text) - end or not _sound(extras):
+            if last != len(text) - end or not extras or not _sound(extras):
                 return None
         elif text[end:] == "}":
             extras = {}

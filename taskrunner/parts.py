@@ -261,15 +261,18 @@ class Parts:
         self.watchdog.start()
 
     def _ownerless(self) -> list[Delivery]:
-        """What is held though no queue has it and no worker runs it: a thread ended with it."""
-        owned = {
-            id(delivery)
-            for delivery in (*self.pool.queued(), *self.settler.queued(), *self.pool.running())
-        }
+        """What is held though no queue has it and no worker runs it: a thread ended with it.
+
+        Looked at in the order in which a delivery moves, so that none slips through behind us.
+        """
+        held = self.in_flight.snapshot()
+        owned = {id(delivery) for delivery in self.pool.queued()}
+        owned.update(id(delivery) for delivery in self.pool.running())
+        owned.update(id(delivery) for delivery in self.settler.queued())
         return [
             delivery
-            for delivery in self.in_flight.snapshot()
-            if id(delivery) not in owned and not delivery.waiting
+            for delivery in held
+            if id(delivery) not in owned and not delivery.waiting and self.in_flight.holds(delivery)
         ]
 
     def _abandoned(self, delivery: Delivery) -> None:
@@ -350,7 +353,8 @@ class Parts:
         )
         for delivery in running:
             again = copy.copy(delivery)  # should it end in the meantime, that is settled too
-            again.settlement = Park(due=monotonic() + _CUT_OFF, count=max(0, delivery.count - 1))
+            spent = delivery.count if delivery.failed else max(0, delivery.count - 1)
+            again.settlement = Park(due=monotonic() + _CUT_OFF, count=spent)
             self.settler.put(again)
 
     def _leave(self, deadline: float) -> None:
@@ -362,6 +366,7 @@ class Parts:
     def _say_last_words(self, deadline: float) -> None:
         """To Redis; each may fail, none may keep us."""
         self.watchdog.stop()
+        self.watchdog.join(0.1)  # it may have the settler's queue in hand
         self.reclaimer.join(max(0.0, deadline - monotonic()) / 2)
         self.unseen.join(max(0.0, deadline - monotonic()) / 2)
         self._hand_back()  # what a slow answer still brought

@@ -51,6 +51,8 @@ class WorkerPool:
         self._reading = 0  # asked for by fetchers, not here yet
         self._overdue = False
         self._turn_of_old = False
+        self._turn_since = 0.0
+        self._room_lock = threading.Lock()
         self._running = False
 
     # --- life ---
@@ -212,20 +214,26 @@ class WorkerPool:
         self._roomy.set()
 
     def reading(self, change: int) -> None:
-        """A fetcher asks Redis for so many, or (negative) has its answer: other fetchers count on
-        less room."""
-        with self._lock:
+        """A fetcher has handed over what it reserved room for (negative)."""
+        with self._room_lock:
             self._reading += change
+
+    def reserve(self, most: int) -> int:
+        """A fetcher's share of the room, at most so many, kept for it until it calls `reading`."""
+        with self._room_lock:
+            room = min(most, self.room_for_new())
+            self._reading += room
+        return room
 
     def room_for_new(self) -> int:
         """The fetchers' share: half of the room while overdue entries wait for the other half."""
         if self._overdue:
-            room = max(0, self._limit() - self.buffered - self._reading)
-            if room == 0:
-                self._ask_for_room(self._limit())
-            elif room == 1:  # to old and new in turn
-                self._turn_of_old = not self._turn_of_old
-                room = 2 * (not self._turn_of_old)
+            limit = self._limit()
+            room = max(0, limit - self.buffered - self._reading)
+            if room == 1:  # to old and new in turn
+                room = 2 * self._takes_turn(old=False)
+            if room < 2:
+                self._ask_for_room(limit - 1)
             return room // 2
         room = self.room()
         if room and room <= self._reading:  # the other fetchers' answers will fill it
@@ -236,7 +244,18 @@ class WorkerPool:
     def room_for_old(self) -> int:
         """The reclaimer's share. Unlike a fetcher it asks for as little as one."""
         room = max(0, self._limit() - self.buffered)
-        return room if room <= 1 or not self._overdue else (room + 1) // 2
+        if not self._overdue or room == 0:
+            return room
+        return (room + 1) // 2 if room > 1 else int(self._takes_turn(old=True))
+
+    def _takes_turn(self, *, old: bool) -> bool:
+        """Whether the only place is for this side now; the other side's turn lasts 0.1 s at
+        most."""
+        now = monotonic()
+        if self._turn_of_old != old and now - self._turn_since < _WINDOW:
+            return False
+        self._turn_of_old, self._turn_since = not old, now
+        return True
 
     def overdue(self, waiting: bool) -> None:
         """Whether entries that could be claimed now wait for room."""
@@ -293,7 +312,10 @@ class WorkerPool:
         """Whether this thread ends; retired at once, so that the count is right for the next."""
         with self._lock:
             self._marks = max(0, self._marks - 1)
-            if self._first or (self._running and len(self._slots) <= self._target):
+            if self._running and len(self._slots) <= self._target:
+                return False
+            if self._first:  # first that one; the mark is for later
+                self._let_end(1)
                 return False
             self._retire(slot)
             return True

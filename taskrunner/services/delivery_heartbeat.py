@@ -81,6 +81,7 @@ class DeliveryHeartbeat(Service):
 
     def _renew(self, held: list[Delivery]) -> None:
         sent = monotonic()
+        asked = [(delivery, delivery.consumer, delivery.count) for delivery in held]
         requests = []
         for delivery in held:
             message = delivery.message
@@ -88,10 +89,10 @@ class DeliveryHeartbeat(Service):
                 (delivery, lock_of(message, message.unique_for * 1000 if message else 0))
             )
         statuses = self._deliveries.renew(requests)
-        for delivery, status in zip(held, statuses, strict=True):
-            delivery.confirmed = (
-                sent  # an answer, whatever it says: nothing has to wait for this one
-            )
+        for (delivery, consumer, count), status in zip(asked, statuses, strict=True):
+            if delivery.consumer != consumer or delivery.count != count:
+                continue  # read again meanwhile, and adopted: asked next time
+            delivery.confirmed = sent  # an answer, whatever it says: nothing waits for this one
             if status == MOVED:
                 self._go_on(delivery)
             elif delivery.settlement is not None:
@@ -126,9 +127,15 @@ class DeliveryHeartbeat(Service):
         stale = sum(
             1
             for delivery in held
-            if not delivery.started and not delivery.waiting and delivery.received < limit
+            if not delivery.started
+            and not delivery.waiting
+            and delivery.settlement is None
+            and delivery.received < limit
         )
         for delivery in self._pool.take_back(min(stale, self._pool.buffered)):
+            if delivery.alone:  # on trial: it stays alone
+                self._pool.submit_first(delivery)
+                continue
             delivery.settlement = hand_back(delivery)
             self._settler.put(delivery)
 
@@ -136,7 +143,7 @@ class DeliveryHeartbeat(Service):
 def _read_unique(delivery: Delivery) -> None:
     """Decode a buffered unique message early: its lock is renewed from the moment we hold it."""
     body = delivery.body
-    if delivery.message is None and body and b'"unique"' in body and b'"unique":false' not in body:
+    if delivery.message is None and body and not body.startswith(b'{"unique":false'):
         try:
             delivery.message = decode(body)
         except InvalidTaskPayloadError:  # the worker that takes it says so

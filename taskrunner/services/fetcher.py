@@ -72,14 +72,17 @@ class Fetcher(Service):
             return 0.02
         if self._settler.congested():
             return 0.1
-        room = self._pool.room_for_new()
+        room = self._pool.reserve(self._batch_size)
         if room == 0:
             self._pool.wait_for_room(0.1)
             self.heard = monotonic()
             return 0.0
-        for missed in list(self._read_as):
-            self._recover(*missed)
-        self._read(host, min(room, self._batch_size))
+        try:
+            for missed in list(self._read_as):
+                self._recover(*missed)
+            self._read(host, room)
+        finally:
+            self._pool.reading(-room)
         return 0.0
 
     def _read(self, host: str, room: int) -> None:
@@ -88,7 +91,6 @@ class Fetcher(Service):
         if not self._link.connected:
             self._client_id = self._ask_id()
             self.heard = monotonic()
-        self._pool.reading(count)
         self._asked = monotonic()
         try:
             batch = self._deliveries.read(self._link, consumer, count, self._block_ms)
@@ -104,7 +106,6 @@ class Fetcher(Service):
             raise
         finally:
             self._asked = 0.0
-            self._pool.reading(-count)
         self.heard = monotonic()
         self._last_read_empty = not batch
         if batch:

@@ -32,7 +32,9 @@ _PAGE: Final = 100
 _LOOK: Final = 0.25
 """Seconds: so often it is judged anew whether this instance has nothing else to do."""
 
-_NO_ROOM: Final = 0.002
+_NO_ROOM: Final = 0.001
+_LONGEST_NO_ROOM: Final = 0.02
+"""Seconds between two looks for room: doubled while there is none."""
 
 log = logging.getLogger("taskrunner.reclaimer")
 
@@ -74,6 +76,7 @@ class Reclaimer(Service):
         self._lock = threading.Lock()
         self._next_scan = 0.0
         self._scanned = 0.0
+        self._no_room = _NO_ROOM
         self._cursor = b"-"
         self._more = False  # overdue entries wait for room
         self._gated = False  # orphans wait for the one that runs alone
@@ -152,7 +155,8 @@ class Reclaimer(Service):
 
     def _pause(self, full: bool) -> float:
         if full:
-            return _NO_ROOM
+            self._no_room = min(2 * self._no_room, _LONGEST_NO_ROOM)
+            return self._no_room
         now = monotonic()
         with self._lock:
             due = self._retries[0][0] if self._retries else now + _SCAN
@@ -258,6 +262,7 @@ class Reclaimer(Service):
     def _claim(self, ids: list[bytes], host: str, alone: set[bytes] | None = None) -> list[Claimed]:
         consumer = self._consumer(host)
         results: list[Claimed] = []
+        self._no_room = _NO_ROOM
         while ids:
             count = self._budget.allow(len(ids))
             page, ids = ids[:count], ids[count:]

@@ -49,7 +49,7 @@ class Watchdog(Service):
         self._after = after
         self._audited = 0  # deaths whose leavings were looked for
         self._died = 0
-        self._suspects: set[int] | None = None
+        self._suspects: list[Delivery] | None = None
         self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
 
     def tick(self) -> float:
@@ -65,7 +65,8 @@ class Watchdog(Service):
         """After a thread ended, find what it held: ownerless at two looks in a row, half a second
         apart."""
         if self._suspects is not None:
-            found = [delivery for delivery in self._ownerless() if id(delivery) in self._suspects]
+            still = {id(delivery) for delivery in self._ownerless()}
+            found = [delivery for delivery in self._suspects if id(delivery) in still]
             self._suspects = None
             for delivery in found:
                 log.warning("entry %s was left by a thread that ended", delivery.entry_id.decode())
@@ -73,7 +74,7 @@ class Watchdog(Service):
         deaths = self._died + self._pool.deaths
         if deaths != self._audited:
             self._audited = deaths
-            self._suspects = {id(delivery) for delivery in self._ownerless()}
+            self._suspects = self._ownerless()
 
     def _restart(self, service: Service) -> None:
         error = TaskRunnerError(f"thread {service.name} ended unexpectedly")

@@ -136,9 +136,13 @@ class ConsumerGroup:
         )  # fmt: skip
         if not reply:
             return []
-        del sent  # a blocked read may have been sent long ago; what it brought is fresh
         now = monotonic()
-        return [_delivery(row[0], row[1], consumer, 1, now) for row in reply[0][1]]
+        batch = [_delivery(row[0], row[1], consumer, 1, now) for row in reply[0][1]]
+        made = sent + block_ms / 1000  # at the latest: a paused process reads a reply long after
+        if now > made:
+            for delivery in batch:
+                delivery.confirmed = made
+        return batch
 
     def ack(self, entry_ids: Sequence[bytes]) -> None:
         """End deliveries of messages that are not unique."""
@@ -198,11 +202,16 @@ class ConsumerGroup:
 
     def claim(self, entry_ids: Sequence[bytes], consumer: str) -> list[Claimed]:
         """Take over what has been idle for reclaim_delay; a result for each id, paired by id."""
+        sent = monotonic()
         rows = self.connections.run(
             _CLAIM, [self.stream], [self.name, consumer, self.reclaim_ms, *entry_ids]
         )
         now = monotonic()
-        return [self._claimed(row, consumer, now) for row in rows]
+        claimed = [self._claimed(row, consumer, now) for row in rows]
+        for result in claimed:
+            if result.delivery is not None:
+                result.delivery.confirmed = sent
+        return claimed
 
     def _claimed(self, row: list[Any], consumer: str, now: float) -> Claimed:
         entry_id, count = row[0], int(row[1])

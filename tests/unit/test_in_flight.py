@@ -31,7 +31,10 @@ def test_what_is_added_is_held_until_it_is_removed() -> None:
     table.remove(one)
     assert b"1-0" not in table
     table.remove(one)
-    table.remove_ids([b"2-0", b"9-0"])
+    newer = delivery(2, count=2)
+    table.remove_all([newer])
+    assert b"2-0" in table, "a newer delivery of the entry is another one"
+    table.remove_all([two, one])
     assert len(table) == 0
 
 

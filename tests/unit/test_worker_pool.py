@@ -466,12 +466,11 @@ def test_what_one_fetcher_asks_for_is_not_asked_for_twice(
     """Two fetchers would otherwise bring twice what the pool has room for."""
     pool = make_pool(size=4)
 
-    pool.reading(3)
-    assert pool.room_for_new() == 1
-    pool.reading(1)
-    assert pool.room_for_new() == 0
+    assert pool.reserve(3) == 3
+    assert pool.reserve(3) == 1
+    assert pool.reserve(3) == 0
     pool.reading(-4)
-    assert pool.room_for_new() == 4
+    assert pool.reserve(9) == 4
 
 
 def test_a_fetcher_without_a_share_really_waits(
@@ -484,7 +483,7 @@ def test_a_fetcher_without_a_share_really_waits(
     work.gate.set()
     eventually(lambda: pool.idle, 5)
     pool.wait_for_room(5)  # a worker made room, and said so
-    pool.reading(pool.room_for_new())
+    assert pool.reserve(10) > 0
 
     started = monotonic()
     for _ in range(3):
@@ -517,5 +516,9 @@ def test_a_room_of_one_goes_in_turn(make_pool: Callable[..., WorkerPool]) -> Non
 
     pool.overdue(True)
 
-    assert [pool.room_for_new() for _ in range(6)] in ([0, 1] * 3, [1, 0] * 3)
-    assert pool.room_for_old() == 1
+    for _ in range(3):
+        assert pool.room_for_new() == 1
+        assert pool.room_for_new() == 0, "the next turn is the old one's"
+        assert pool.room_for_old() == 1
+        assert pool.room_for_old() == 0
+    eventually(lambda: pool.room_for_old() == 1, 5, message="who does not take its turn loses it")

@@ -2,7 +2,12 @@
 -- KEYS 1 presence key (string), 2 stream (stream)
 -- ARGV 1 instance id, 2 TTL in ms, 3 group, 4 start of its consumers' names
 -- Returns 1 taken, 0 somebody lives under it, -1 a dead predecessor's deliveries are not reclaimed yet.
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local holder = redis.call('GET', KEYS[1])
+if holder == ARGV[1] then  -- taken before, and the reply was lost
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  return 1
+end
+if holder then return 0 end
 local consumers = redis.pcall('XINFO', 'CONSUMERS', KEYS[2], ARGV[3])
 if not consumers.err then
   for _, consumer in ipairs(consumers) do
