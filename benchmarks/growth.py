@@ -98,7 +98,7 @@ def in_flight(bench: Bench, system: str, scale: float) -> dict[str, float]:
         gate = threading.Event()
         registry = Registry()
         task(name="bench.noop", registry=registry)(
-            _waiting_for(gate, after=0 if number <= WORKERS else 3 * number)
+            _waiting_for(gate, after=0 if number <= WORKERS else 6 * number)
         )
         runner = TaskRunner(
             queue=RedisStreamQueue(bench.url, reclaim_delay=RECLAIM),
@@ -107,17 +107,17 @@ def in_flight(bench: Bench, system: str, scale: float) -> dict[str, float]:
             num_workers=WORKERS,
             batch_size=max(100, number),
         )
-        fill(bench, "noop", number if number <= WORKERS else 5 * number)
+        fill(bench, "noop", number if number <= WORKERS else 8 * number)
         with runner:
             parts = runner._parts
             assert parts is not None
-            rounds = _timed(parts.heartbeat)
+            rounds = _timed(parts)
             try:
                 _eventually(_full(parts.in_flight, number))
                 figures[f"stats_{number}"] = _each(runner.stats, 100)
                 rounds.clear()
                 _eventually(_enough(rounds))
-                figures[f"heartbeat_{number}"] = median(_renewals(rounds)) * 1000
+                figures[f"heartbeat_{number}"] = median(rounds) * 1000
             finally:
                 gate.set()
     return figures
@@ -134,29 +134,30 @@ def _full(table: Any, number: int) -> Callable[[], bool]:
 
 
 def _enough(rounds: Sequence[float]) -> Callable[[], bool]:
-    return lambda: len(_renewals(rounds)) >= 5
+    return lambda: len(rounds) >= 5
 
 
-def _timed(service: Any) -> list[float]:
-    """Seconds of each round of a service from now on."""
+def _timed(parts: Any) -> list[float]:
+    """Seconds of each round of the heartbeat that renews, from now on."""
     rounds: list[float] = []
-    inner = service.tick
+    renewed: list[int] = []
+    tick, renew = parts.heartbeat.tick, parts.deliveries.renew
 
-    def tick() -> Any:
+    def timed_tick() -> Any:
+        renewed.clear()
         start = time.perf_counter()
         try:
-            return inner()
+            return tick()
         finally:
-            rounds.append(time.perf_counter() - start)
+            if renewed:
+                rounds.append(time.perf_counter() - start)
 
-    service.tick = tick
+    def noted_renew(requests: Any) -> Any:
+        renewed.append(len(requests))
+        return renew(requests)
+
+    parts.heartbeat.tick, parts.deliveries.renew = timed_tick, noted_renew
     return rounds
-
-
-def _renewals(rounds: Sequence[float]) -> list[float]:
-    """The rounds that asked the server; the others only look into the table."""
-    longest = max(rounds, default=0.0)
-    return [each for each in rounds if each > longest / 4]
 
 
 def _each(call: Callable[[], Any], times: int) -> float:
