@@ -376,16 +376,13 @@ def _own_sentinel_pool(given: SentinelConnectionPool) -> SentinelConnectionPool:
 def _from_url(url: str) -> "redis.Redis":
     try:
         return redis.Redis.from_url(url)
-    except ValueError as error:
+    except ValueError:  # its text may quote the password, and so may the URL: neither is shown
+        scheme = url.partition("://")[0] if "://" in url else ""
+        shown = f"{scheme}://…" if scheme.isalpha() else "…"
         raise ConfigurationError(
-            f"client={_masked(url)!r} is not a Redis URL (redis://, rediss:// or unix://): {error}"
+            f"client={shown!r} is not a Redis URL: redis://[user:password@]host[:port][/db], "
+            "rediss://… or unix://path; a password must be percent-encoded"
         ) from None
-
-
-def _masked(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    credentials, at, place = rest.rpartition("@")
-    return f"{scheme}{separator}***@{place}" if at and credentials else url
 
 
 def _own_parameters(given: dict[str, Any]) -> dict[str, Any]:
@@ -394,6 +391,7 @@ def _own_parameters(given: dict[str, Any]) -> dict[str, Any]:
         for name, value in given.items()
         if not name.startswith("maint_notifications")
         and name not in ("himport_registry", "event_dispatcher")
+        and not (name == "parser_class" and "RESP3" in value.__name__)  # we speak RESP2
     }
     read, connect = given.get("socket_timeout"), given.get("socket_connect_timeout")
     kwargs.update(
