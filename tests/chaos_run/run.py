@@ -24,7 +24,6 @@ RECLAIM = 3.0
 SHUTDOWN = 3.0
 _TASKS = Path(__file__).with_name("tasks.py")
 _SKEW = Path(__file__).with_name("skew")
-_STARTING = 3.0
 _CRASHED = (77, -signal.SIGKILL)  # what the task "crash" does to its process
 
 
@@ -62,7 +61,7 @@ class Instance:
     pid: int = 0
     ended_by_us: str = ""  # "kill" or "terminate"
     ended_at: float = 0.0
-    started_at: float = 0.0
+    deaf: bool = False  # SIGTERM came before it had asked for it
     frozen_until: float = 0.0
 
 
@@ -295,6 +294,7 @@ class Chaos:
             worker.kill()
         else:
             self.seen.terminated.add(worker.pid)
+            instance.deaf = not _catches_sigterm(worker.pid)
             worker.terminate()
         return False
 
@@ -323,8 +323,8 @@ class Chaos:
                 code = worker.returncode
                 self.seen.died.add(worker.pid)
                 allowed = {*_CRASHED, 0} if instance.ended_by_us == "terminate" else set(_CRASHED)
-                if instance.ended_at - instance.started_at < _STARTING:
-                    allowed.add(-signal.SIGTERM)  # it came before Python could ask for it
+                if instance.deaf:
+                    allowed.add(-signal.SIGTERM)
                 if instance.number == 0:
                     allowed = set()
                 if code not in allowed:
@@ -332,10 +332,16 @@ class Chaos:
                 worker.close()
                 worker.start(wait=False)
                 instance.ended_by_us, instance.pid = "", worker.pid
-                instance.started_at = now
+                instance.deaf = False
             elif instance.ended_by_us == "terminate" and now - instance.ended_at > SHUTDOWN + 5:
                 self.seen.exits.append(f"instance {instance.number} did not end after SIGTERM")
                 worker.kill()
+
+
+def _catches_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught & 1 << (signal.SIGTERM - 1))
 
 
 def _python(
