@@ -18,6 +18,7 @@ class Delivery:
 
     __slots__ = (
         "alone",
+        "beside",
         "body",
         "confirmed",
         "consumer",
@@ -38,6 +39,7 @@ class Delivery:
     ) -> None:
         self.entry_id = entry_id
         self.body = body  # None where the entry has no `payload` field
+        self.beside = 0  # bytes of the entry's other fields
         self.fields: Sequence[bytes] = ()  # what such an entry has instead
         self.consumer = consumer
         self.count = count
@@ -50,6 +52,11 @@ class Delivery:
         self.waiting = False  # set aside until its ownership is confirmed
         self.failed = False  # for good: only the handler or the dead letters are left
         self.alone = False  # an orphan that may have killed its process: no second one beside it
+
+    @property
+    def size(self) -> int:
+        """Bytes of the entry, as it was read."""
+        return (len(self.body) if self.body else 0) + self.beside
 
     def __repr__(self) -> str:
         return f"<Delivery {self.entry_id.decode()} count={self.count} of {self.consumer}>"

@@ -8,6 +8,12 @@ the Redis client are not wrapped: they pass as they are.
 from datetime import timedelta
 
 _LONGEST_DESCRIPTION = 1000
+_ESCAPES = {
+    code: repr(chr(code))[1:-1]
+    for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
+    if code != 9
+}
+"""What would end a line or steer a terminal: one report stays one line in the log."""
 
 
 class TaskRunnerError(Exception):
@@ -124,4 +130,5 @@ def describe(error: BaseException) -> str:
         text = str(error)[:_LONGEST_DESCRIPTION].encode("utf-8", "replace").decode("utf-8")
     except BaseException:  # str() runs code of the task, which may raise anything
         text = "(its text can't be shown)"
-    return f"{name}: {text}"[:_LONGEST_DESCRIPTION] if text else name
+    text = f"{name}: {text}"[:_LONGEST_DESCRIPTION] if text else name
+    return text.translate(_ESCAPES)

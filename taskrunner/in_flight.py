@@ -56,8 +56,8 @@ class InFlight:
         return list(self._table.values())
 
     def bytes(self) -> int:
-        """Size of the bodies held."""
-        return sum(len(delivery.body) for delivery in self.snapshot() if delivery.body)
+        """Size of the entries held."""
+        return sum(delivery.size for delivery in self.snapshot())
 
     def oldest_confirmation(self) -> float:
         """When the longest unconfirmed one was last known to be ours; now where nothing is held."""
@@ -88,5 +88,5 @@ class ByteBudget:
     def saw(self, batch: list[Delivery]) -> None:
         """Learn from a batch."""
         if batch:
-            largest = max(len(delivery.body or b"") for delivery in batch)
+            largest = max(delivery.size for delivery in batch)
             self._largest = max(largest, self._largest // 2, 256)

@@ -20,7 +20,9 @@ import attrs
 from taskrunner.errors import InvalidTaskPayloadError, PayloadTooLargeError
 
 MAX_COUNT = 10**9  # of `attempt` and `unknown`: bounds what a hostile producer may claim
-MAX_ID = 200  # characters of `id`: it ends up in logs and dead letters
+MAX_ID = 200  # characters of `id`
+MAX_NAME = 1000  # characters of a task's name
+MAX_KEY = 5000  # characters of a unique lock's name
 
 _UNIQUE = ("unique", "unique_for", "unique_key", "unique_lock_value")
 _FIELDS = (*_UNIQUE, "reservation_timeout", "task_name", "payload")  # in Go's order
@@ -29,6 +31,15 @@ _OPTIONAL = ("id", "only_group", "enqueued_at")  # of a wrong type: as if absent
 _MESSAGE = frozenset(_FIELDS)
 _MEMBER = frozenset(("id", "task", "time", "payload", "reservation_timeout", *_UNIQUE))
 _EXPECTED = frozenset((*_FIELDS, *_EXTRAS))
+_LONGEST = {  # they end up in logs, keys and reports: nobody may fill those
+    "id": MAX_ID,
+    "task_name": MAX_NAME,
+    "task": MAX_NAME,
+    "only_group": MAX_NAME,
+    "unique_key": MAX_KEY,
+    "unique_lock_value": MAX_ID,
+}
+_control = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]").search
 _INT64, _COUNT = range(-(2**63), 2**63), range(MAX_COUNT + 1)
 _TYPES: dict[str, type] = {
     "unique": bool,
@@ -217,8 +228,12 @@ def _complaint(fields: Mapping[str, Any]) -> str | None:
             return f"{key}: {type(value).__name__} where {kind.__name__} belongs"
         if kind is int and value not in _RANGES[key]:
             return f"{key}: out of range"
-    if not 0 < len(fields.get("id", "-")) <= MAX_ID:
-        return f"id: empty, or longer than {MAX_ID} characters"
+    for key, most in _LONGEST.items():
+        text = fields.get(key)
+        if text is not None and (len(text) > most or (key != "unique_key" and _control(text))):
+            return f"{key}: longer than {most} characters, or with control characters"
+    if fields.get("id") == "":
+        return "id: empty"
     return None
 
 

@@ -16,7 +16,12 @@ import attrs
 from taskrunner import keys
 from taskrunner.clock import LONGEST, monotonic
 from taskrunner.delivery import Delivery
-from taskrunner.errors import DeliveryLostError, TaskRunnerError, describe
+from taskrunner.errors import (
+    DeliveryLostError,
+    InvalidTaskPayloadError,
+    TaskRunnerError,
+    describe,
+)
 from taskrunner.in_flight import InFlight
 from taskrunner.message import Message, to_delayed
 from taskrunner.reports import Health, Reports
@@ -129,11 +134,11 @@ class Settler(Service):
 
     def congested(self) -> bool:
         """Whether so much waits for Redis that nothing more should be fetched."""
-        if not self._refusals.waiting:
+        if not self._refused:
             return False
-        if self.unsettled >= self._most_waiting:
+        if len(self._refused) >= self._most_waiting:
             return True
-        return sum(len(delivery.body or b"") for delivery in list(self._refused)) >= _WAITING_BYTES
+        return sum(delivery.size for delivery in list(self._refused)) >= _WAITING_BYTES
 
     @property
     def unsettled(self) -> int:
@@ -241,7 +246,8 @@ class Settler(Service):
             self._try([delivery], step)
         self._hand = []
         if self._refused:
-            self._again_at = monotonic() + self._refusals.next()
+            if monotonic() >= self._again_at:  # they were tried just now, or are new
+                self._again_at = monotonic() + self._refusals.next()
         else:
             self._refusals.reset()
             self._health.succeeded(_SETTLEMENTS)
@@ -261,7 +267,7 @@ class Settler(Service):
             self._check_lost(batch, statuses, uncertain=True)
         elif statuses is not None:
             self._check_lost(batch, statuses, uncertain=False)
-        self._in_flight.remove_ids([delivery.entry_id for delivery in batch])
+        self._in_flight.remove_all(batch)
         if statuses is not None:
             self._schedule(batch, statuses)
         if any(delivery.alone for delivery in batch):
@@ -346,7 +352,9 @@ class Settler(Service):
                 self._try([delivery], step)
             return
         elif connection.too_large(error):
-            self._impossible(batch[0], error)
+            self._impossible(batch[0], error, without_body=True)
+        elif isinstance(error, InvalidTaskPayloadError):  # ran here, and yet can't be moved
+            self._impossible(batch[0], error, without_body=False)
         self._refused += batch
 
     def _strike(self, delivery: Delivery, error: Exception) -> None:
@@ -362,15 +370,15 @@ class Settler(Service):
         strikes = self._strikes.get(delivery.entry_id, 0) + 1
         self._strikes[delivery.entry_id] = strikes
         if strikes >= _STRIKES:
-            self._impossible(delivery, error)
+            self._impossible(delivery, error, without_body=True)
 
-    def _impossible(self, delivery: Delivery, error: Exception) -> None:
-        """It goes to the dead letters without its body; an acknowledgement is never given up."""
+    def _impossible(self, delivery: Delivery, error: Exception, *, without_body: bool) -> None:
+        """It goes to the dead letters; an acknowledgement is never given up."""
         if delivery.settlement is None or delivery.settlement is UNSEEN:
             return
         size = len(delivery.body or b"")
         task = delivery.message.task_name if delivery.message else ""
-        text = f"Redis refused to store its {size} bytes: {describe(error)}"
+        text = f"its {size} bytes could not be stored again: {describe(error)}"
         log.error("task %s can't be settled: %s", task, text, extra={"action": "task_failed"})
         if isinstance(delivery.settlement, Bury):
             fields = tuple(
@@ -386,7 +394,9 @@ class Settler(Service):
                 ("error_type", type(error).__name__),
                 ("attempts", str(delivery.count)),
             )
-        delivery.settlement = Bury((*fields, ("error", text), ("traceback", "")), without_body=True)
+        delivery.settlement = Bury(
+            (*fields, ("error", text), ("traceback", "")), without_body=without_body
+        )
 
     def _check_lost(
         self, batch: list[Delivery], statuses: Sequence[int] | None, *, uncertain: bool

@@ -3,8 +3,10 @@
 from hashlib import sha256
 from typing import Any
 
-from taskrunner.message import canonical
+from taskrunner.message import MAX_KEY, MAX_NAME, canonical
 from taskrunner.task import Task
+
+_LONGEST = MAX_KEY - MAX_NAME
 
 
 def lock_name(task: Task[Any], payload: Any, payload_text: str) -> str:
@@ -21,6 +23,11 @@ def lock_name(task: Task[Any], payload: Any, payload_text: str) -> str:
     if not isinstance(key, str):
         raise TypeError(
             f"unique_key of task {task.name!r} returned {type(key).__name__}, a str is needed"
+        )
+    if len(key) > _LONGEST:
+        raise ValueError(
+            f"unique_key of task {task.name!r} returned {len(key)} characters, at most {_LONGEST} are possible: "
+            "hash it, or use unique_key='payload'"
         )
     try:
         key.encode()

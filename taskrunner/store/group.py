@@ -335,11 +335,14 @@ def _delivery(
 ) -> Delivery:
     if len(fields) == 2 and fields[0] == b"payload":
         return Delivery(entry_id, fields[1], consumer, count, now)
+    size = sum(len(field) for field in fields)
     for i in range(0, len(fields), 2):
         if fields[i] == b"payload":
-            return Delivery(entry_id, fields[i + 1], consumer, count, now)
+            delivery = Delivery(entry_id, fields[i + 1], consumer, count, now)
+            delivery.beside = size - len(fields[i + 1])
+            return delivery
     delivery = Delivery(entry_id, None, consumer, count, now)
-    delivery.fields = fields
+    delivery.fields, delivery.beside = fields, size
     return delivery
 
 

@@ -23,6 +23,7 @@ SEVEN = (
 )
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
+names = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=200)
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 ) | texts
@@ -316,11 +317,11 @@ def test_decode_gives_back_what_encode_was_given(payload: Any) -> None:
 
 
 @fuzz
-@given(texts.filter(bool), texts, texts, st.integers(1, 2**40), st.integers(1, 2**63 - 1))
+@given(names.filter(bool), texts, names, st.integers(1, 2**40), st.integers(1, 2**63 - 1))
 def test_decode_gives_back_the_fields_that_encode_was_given(
     name: str, lock: str, token: str, unique_for: int, timeout: int
 ) -> None:
-    """Names, keys and tokens may hold anything that is Unicode."""
+    """Keys may hold anything that is Unicode, names and tokens all but control characters."""
     text = message.encode(
         name,
         "null",
@@ -637,3 +638,25 @@ def test_decode_says_the_same_the_second_time(payload: str, tail: str, name: str
             return "refused"
 
     assert outcome(message.decode) == outcome(message._decode)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("task_name", "x" * 1001),
+        ("task_name", "a\nb"),
+        ("only_group", "g" * 1001),
+        ("unique_key", "k" * 5001),
+        ("unique_lock_value", "t" * 201),
+    ],
+)
+def test_decode_refuses_what_would_fill_logs_and_keys(field: str, value: str) -> None:
+    """A hostile producer can make a worker log and dead-letter, nothing else; only_group is ignored."""
+    body = json.dumps(json.loads(encoded()) | {"unique": True, field: value}).encode()
+
+    if field == "only_group":
+        assert message.decode(body).only_group is None
+    else:
+        with pytest.raises(InvalidTaskPayloadError, match=field):
+            message.decode(body)
+        assert getattr(message.salvage(body), field) == ""
