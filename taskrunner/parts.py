@@ -245,6 +245,8 @@ class Parts:
             self.janitor,
         ]
         self._late = False
+        self._quieting = threading.Lock()
+        self._quieted = False
         self._leaving = threading.Lock()
         self._gone = False
 
@@ -294,7 +296,10 @@ class Parts:
     def stop(self, deadline: float, *, exiting: bool) -> bool:
         """Quiet, drain, leave; whether every running task ended by the deadline."""
         self.stop_asked.set()
-        self._quiet(deadline)
+        with self._quieting:  # who stops a second time waits here for the first
+            if not self._quieted:
+                self._quieted = True
+                self._quiet(deadline)
         drained = self.pool.join(max(0.0, deadline - monotonic()))
         if not drained and not exiting:
             self._late = True  # the watchdog sees the last task end

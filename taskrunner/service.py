@@ -88,7 +88,8 @@ class Service:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread's end; whether it ended."""
-        thread = self._thread
+        with self._lock:  # one that is just being started can't be joined yet
+            thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
         thread.join(timeout)

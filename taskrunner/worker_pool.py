@@ -50,8 +50,8 @@ class WorkerPool:
         self._roomy = threading.Event()
         self._reading = 0  # asked for by fetchers, not here yet
         self._overdue = False
-        self._turn_of_old = False
-        self._turn_since = 0.0
+        self._served_old = True  # the side that got the last place
+        self._served_at = 0.0
         self._room_lock = threading.Lock()
         self._running = False
 
@@ -229,12 +229,10 @@ class WorkerPool:
         """The fetchers' share: half of the room while overdue entries wait for the other half."""
         if self._overdue:
             limit = self._limit()
-            room = max(0, limit - self.buffered - self._reading)
-            if room == 1:  # to old and new in turn
-                room = 2 * self._takes_turn(old=False)
-            if room < 2:
+            share = self._share(max(0, limit - self.buffered - self._reading), old=False)
+            if share == 0:
                 self._ask_for_room(limit - 1)
-            return room // 2
+            return share
         room = self.room()
         if room and room <= self._reading:  # the other fetchers' answers will fill it
             self._roomy.clear()
@@ -244,18 +242,17 @@ class WorkerPool:
     def room_for_old(self) -> int:
         """The reclaimer's share. Unlike a fetcher it asks for as little as one."""
         room = max(0, self._limit() - self.buffered)
-        if not self._overdue or room == 0:
-            return room
-        return (room + 1) // 2 if room > 1 else int(self._takes_turn(old=True))
+        return self._share(room, old=True) if self._overdue else room
 
-    def _takes_turn(self, *, old: bool) -> bool:
-        """Whether the only place is for this side now; the other side's turn lasts 0.1 s at
-        most."""
+    def _share(self, room: int, *, old: bool) -> int:
+        """Half of the room; a room of one is for the side that was not served last, for 0.1 s."""
+        if room == 0:
+            return 0
         now = monotonic()
-        if self._turn_of_old != old and now - self._turn_since < _WINDOW:
-            return False
-        self._turn_of_old, self._turn_since = not old, now
-        return True
+        if room == 1 and self._served_old == old and now - self._served_at < _WINDOW:
+            return 0
+        self._served_old, self._served_at = old, now
+        return (room + old) // 2 or 1
 
     def overdue(self, waiting: bool) -> None:
         """Whether entries that could be claimed now wait for room."""

@@ -32,9 +32,9 @@ _PAGE: Final = 100
 _LOOK: Final = 0.25
 """Seconds: so often it is judged anew whether this instance has nothing else to do."""
 
-_NO_ROOM: Final = 0.001
-_LONGEST_NO_ROOM: Final = 0.02
-"""Seconds between two looks for room: doubled while there is none."""
+_NO_ROOM: Final = 0.002
+"""Seconds between two looks for room. Longer ones would leave all of it to the fetchers, whom the
+workers wake."""
 
 log = logging.getLogger("taskrunner.reclaimer")
 
@@ -76,7 +76,6 @@ class Reclaimer(Service):
         self._lock = threading.Lock()
         self._next_scan = 0.0
         self._scanned = 0.0
-        self._no_room = _NO_ROOM
         self._cursor = b"-"
         self._more = False  # overdue entries wait for room
         self._gated = False  # orphans wait for the one that runs alone
@@ -155,8 +154,7 @@ class Reclaimer(Service):
 
     def _pause(self, full: bool) -> float:
         if full:
-            self._no_room = min(2 * self._no_room, _LONGEST_NO_ROOM)
-            return self._no_room
+            return _NO_ROOM
         now = monotonic()
         with self._lock:
             due = self._retries[0][0] if self._retries else now + _SCAN
@@ -164,6 +162,9 @@ class Reclaimer(Service):
 
     def _claim_due_retries(self, host: str, now: float) -> bool:
         """Claim our own parked retries by id; whether some had to wait for room."""
+        with self._lock:
+            if not self._retries or self._retries[0][0] > now:
+                return False  # without asking for room: a share that is asked for counts as taken
         room = self._pool.room_for_old()
         ids: list[bytes] = []
         with self._lock:
@@ -262,7 +263,6 @@ class Reclaimer(Service):
     def _claim(self, ids: list[bytes], host: str, alone: set[bytes] | None = None) -> list[Claimed]:
         consumer = self._consumer(host)
         results: list[Claimed] = []
-        self._no_room = _NO_ROOM
         while ids:
             count = self._budget.allow(len(ids))
             page, ids = ids[:count], ids[count:]
