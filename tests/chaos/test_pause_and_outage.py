@@ -1,6 +1,7 @@
 """Processes that stand still, servers that are silent, and messages that come late: nobody takes
 back what is another's, and nothing is done twice because of it."""
 
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -223,3 +224,33 @@ def test_late_renewal_does_not_delay_a_retry(
     assert -0.05 < late < 3
     desk.wait_done()
     assert [e for e in worker.status()["errors"] if e["action"] == "delivery_lost"] == []
+
+
+def test_paused_worker_does_not_start_what_it_reads_too_late(
+    desk: Desk,
+    ledger: Ledger,
+    tmp_path: Path,
+    tasks_file: Callable[[str], Path],
+    make_worker: Callable[..., WorkerProcess],
+) -> None:
+    """SIGSTOP while it waits for a message, which is delivered to it all the same and then taken over:
+    when it wakes and reads the reply, that is old news, and it asks before it starts."""
+    options = {"tasks_file": tasks_file(TASKS), "queue": {"reclaim_delay": LATE}}
+    paused = make_worker(config={"block_duration": 0.5}, **options)
+    gate = str(tmp_path / "gate")
+    paused.pause()
+    asleep = time.monotonic()
+    desk.send("gated", [{"id": "gated", "path": gate, "fails": False}])
+    other = make_worker(**options)
+    run = ledger.wait_started("gated", 20)
+    assert run.pid == other.pid
+    # It can't know when in its wait of 0.5 s the reply was made.
+    eventually(lambda: time.monotonic() - asleep > LATE + 0.7)
+    paused.resume()
+    desk.send("note", ["after"] * 20)
+    ledger.wait_finished(["after"], 20)
+
+    assert len([run for run in ledger.runs() if run.id == "gated"]) == 1
+    Path(f"{gate}.{other.pid}").touch()
+    eventually(desk.is_empty, 20)
+    assert len([run for run in ledger.runs() if run.id == "gated"]) == 1
