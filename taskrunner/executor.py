@@ -145,7 +145,7 @@ class Executor:
             return
         attempt = message.attempt + delivery.count
         most = task.max_retry + task.max_lost
-        if attempt > most:
+        if not retry.may_run(attempt, task.max_retry, task.max_lost):
             exceeded = MaxRetryExceededError(
                 f"task {task.name!r}: delivery {attempt} is beyond max_retry={task.max_retry} + "
                 f"max_lost={task.max_lost}. Earlier ones were lost with its process, so it may "

@@ -187,8 +187,8 @@ class WorkerPool:
         its free workers.
         """
         buffered = self.buffered
-        free = max(0, self._target - len(self.running()))
-        limit = min(2 * self._batch_size, self._pace() + free)
+        free = self._without_task()
+        limit = self._limit(free)
         room = limit - buffered
         if room >= self._batch_size / 2 or free > buffered:
             self._low_water = -1
@@ -196,9 +196,12 @@ class WorkerPool:
         self._ask_for_room(limit - self._batch_size // 2)
         return 0
 
-    def _limit(self) -> int:
-        free = max(0, self._target - len(self.running()))
+    def _limit(self, free: int) -> int:
+        """How many may wait, with so many workers free."""
         return min(2 * self._batch_size, self._pace() + free)
+
+    def _without_task(self) -> int:
+        return max(0, self._target - len(self.running()))
 
     def _ask_for_room(self, low_water: int) -> None:
         """Have workers say when no more than so many wait."""
@@ -228,7 +231,7 @@ class WorkerPool:
     def room_for_new(self) -> int:
         """The fetchers' share: half of the room while overdue entries wait for the other half."""
         if self._overdue:
-            limit = self._limit()
+            limit = self._limit(self._without_task())
             share = self._share(max(0, limit - self.buffered - self._reading), old=False)
             if share == 0:
                 self._ask_for_room(limit - 1)
@@ -241,7 +244,7 @@ class WorkerPool:
 
     def room_for_old(self) -> int:
         """The reclaimer's share. Unlike a fetcher it asks for as little as one."""
-        room = max(0, self._limit() - self.buffered)
+        room = max(0, self._limit(self._without_task()) - self.buffered)
         return self._share(room, old=True) if self._overdue else room
 
     def _share(self, room: int, *, old: bool) -> int:
