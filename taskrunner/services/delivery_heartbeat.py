@@ -50,7 +50,8 @@ class DeliveryHeartbeat(Service):
         self._reports = reports
         self._third = reclaim_delay / 3
         self._hand_back_after = hand_back_after
-        self._backoff = Backoff(min(LONGEST_BACKOFF, self._third))
+        # Half of what a reclaimer waits after an outage: the holders renew first.
+        self._backoff = Backoff(min(LONGEST_BACKOFF, self._third / 2))
         self.draining = False  # a stop was asked for: nothing is started any more
 
     def tick(self) -> float:
