@@ -34,7 +34,11 @@ $(VENV)/dev.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
 	$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/demo.stamp $(VENV)/test.stamp
 
-.PHONY: help demo test test-all chaos lint format coverage bench clean
+$(VENV)/fuzz.stamp: $(VENV)/test.stamp
+	$(PIP) install --editable '.[fuzz]'
+	@touch $@
+
+.PHONY: help demo test test-all chaos fuzz lint format coverage bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  ##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
@@ -47,6 +51,9 @@ test: $(VENV)/test.stamp  ## all tests (TESTS=path and PYTEST_ARGS=... to narrow
 
 chaos: $(VENV)/test.stamp  ## random faults for SECONDS=60, drawn from SEED=n, then every promise is checked
 	$(BIN)/python -m tests.chaos_run --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+
+fuzz: $(VENV)/fuzz.stamp  ## hostile bytes for the reader of messages, for SECONDS=60; FILE=path repeats what was found
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(FILE),--file $(FILE)) $(FUZZ_ARGS)
 
 test-all: $(VENV)/test.stamp  ## the integration tests on every server, redis-py and client setting
 	$(BIN)/python -m tests.matrix $(MATRIX_ARGS)

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import taskrunner
-from taskrunner.errors import InvalidTaskPayloadError
-from taskrunner.message import DelayedMessage, Message, decode, decode_delayed, salvage
+from taskrunner.message import decode
+from tests.fuzz import promises
+from tests.fuzz.promises import SECRET
 from tests.support import Desk, Ledger, Names, OwnServer, WorkerProcess, eventually
 
 MIB = 1024 * 1024
-SECRET = "S3CR3T"
 GOOD: dict[str, Any] = {
     "unique": False,
     "unique_for": 0,
@@ -96,38 +96,12 @@ def deep(draw: st.DrawFn) -> bytes:
 bodies = st.one_of(wrong_types(), damaged(), deep(), st.binary(max_size=300))
 
 
-Reader = Callable[[bytes], Message | DelayedMessage]
-
-
-def _told(read: Reader, body: bytes) -> tuple[Message | DelayedMessage | None, str]:
-    """The message, or why it is none."""
-    try:
-        return read(body), ""
-    except InvalidTaskPayloadError as error:
-        return None, str(error)
-
-
 @given(bodies)
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_reader_gives_a_sound_message_or_refuses_whatever_it_is_given(body: bytes) -> None:
-    """Nothing else is ever raised, and what is accepted has the types that the rest relies on."""
-    for read in (decode, decode_delayed, salvage):
-        message, refusal = _told(read, body)
-        if message is None:
-            assert read is not salvage
-            assert SECRET not in refusal
-            assert len(refusal) < 300
-            continue
-        assert type(message.task_name) is str
-        assert message.task_name or read is salvage
-        assert type(message.unique) is bool
-        assert 0 <= message.attempt <= 10**9
-        assert 0 <= message.unknown <= 10**9
-        assert message.id is None or 0 < len(message.id) <= 200
-        for count in (message.unique_for, message.reservation_timeout):
-            assert type(count) is int
-            assert -(2**63) <= count < 2**63
-        message.text.encode()  # can be stored again
+    """Nothing else is ever raised, what is accepted has the types that the rest relies on, and it
+    keeps its payload, name, lock and count on every move."""
+    promises.check(body)
 
 
 @given(bodies, bodies)
@@ -135,9 +109,9 @@ def test_a_reader_gives_a_sound_message_or_refuses_whatever_it_is_given(body: by
 def test_a_reader_is_not_led_astray_by_what_it_read_before(first: bytes, second: bytes) -> None:
     """What it remembers of earlier messages is a matter of speed only."""
 
-    before = repr(_told(decode, second))
-    _told(decode, first)
-    assert repr(_told(decode, second)) == before
+    before = repr(promises.told(decode, second))
+    promises.told(decode, first)
+    assert repr(promises.told(decode, second)) == before
 
 
 entries = st.one_of(
