@@ -70,7 +70,7 @@ format: $(VENV)/dev.stamp  ## what ruff can put right by itself
 
 coverage: $(VENV)/test.stamp  ## all tests, worker processes included, with a branch coverage report
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(PYTEST_ARGS) $(TESTS)
+	$(BIN)/coverage run -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
