@@ -256,7 +256,8 @@ class TaskRunner:
         all did.
 
         `timeout` in seconds, None: shutdown_timeout. When it returns False the running tasks go on,
-        renewed and settled, until they end or the process does.
+        renewed and settled, until they end or the process does. Of a runner that was never started
+        it closes the connections that dispatching has opened; the next dispatch opens another.
         """
         seconds = (
             self.config.shutdown_timeout
@@ -278,6 +279,7 @@ class TaskRunner:
         with self._lock:
             parts = self._parts
             if parts is None or self._state in ("init", "stopped"):
+                self._connections.close()
                 return True
             self._state = "stopping"
         drained = False

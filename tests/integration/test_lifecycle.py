@@ -192,6 +192,19 @@ def test_a_runner_dispatches_in_every_state(fleet: Fleet) -> None:
     fleet.wait_ran("stopped")
 
 
+def test_a_producer_that_stops_holds_no_connection(fleet: Fleet) -> None:
+    """A web process that shuts down in order; and it may dispatch again."""
+    before = connections(fleet)
+    runner = fleet.make()
+    runner.dispatch("note", 1)
+    assert connections(fleet) == before + 1
+
+    assert runner.stop()
+    eventually(lambda: connections(fleet) == before)
+    runner.dispatch("note", 2)
+    assert len(runner.queue) == 2
+
+
 def test_a_task_may_dispatch_others(fleet: Fleet) -> None:
     """From a worker thread, from many at once."""
 
