@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
@@ -82,9 +82,10 @@ class StreamDispatcher:
         *,
         run_at: datetime | float | None = None,
         run_in: Duration | None = None,
+        extra: Mapping[str, str] | None = None,
     ) -> Dispatched:
-        """Send one message."""
-        prepared = self._prepare(task, payload, _when(run_at, run_in))
+        """Send one message, with further keys beside its fields."""
+        prepared = self._prepare(task, payload, _when(run_at, run_in), extra)
         if prepared.script is None:
             reply = self._connections.call(*prepared.command)
         else:
@@ -104,10 +105,11 @@ class StreamDispatcher:
         *,
         run_at: datetime | float | None = None,
         run_in: Duration | None = None,
+        extra: Mapping[str, str] | None = None,
     ) -> list[Dispatched | None]:
         """Send many messages; every payload is checked before the first is sent."""
         when = _when(run_at, run_in)
-        prepared = [self._prepare(task, payload, when) for payload in payloads]
+        prepared = [self._prepare(task, payload, when, extra) for payload in payloads]
         results: list[Dispatched | None] = []
         for chunk in _chunks(prepared):
             results += self._send_chunk(chunk)
@@ -120,7 +122,9 @@ class StreamDispatcher:
         text = encode_payload(payload, self._max_payload_bytes)
         return self._locks.free(keys.unique(lock_name(task, payload, text)))
 
-    def _prepare(self, task: Task[Any], payload: Any, when: When | None) -> Prepared:
+    def _prepare(
+        self, task: Task[Any], payload: Any, when: When | None, extra: Mapping[str, str] | None
+    ) -> Prepared:
         text = encode_payload(payload, self._max_payload_bytes)
         id = _new_id()
         fields: dict[str, Any] = {
@@ -142,7 +146,7 @@ class StreamDispatcher:
                 "token": token,
             }
             lock = Lock(keys.unique(name), token, math.ceil(task.unique_for) * 1000)
-        body = encode(task.name, text, **fields)
+        body = encode(task.name, text, extra=extra, **fields)
         if when is not None:
             head, tail = to_delayed(body, id=id)
             names = [self._stream, self._delayed, *([lock.key] if lock else [])]

@@ -27,6 +27,7 @@ from taskrunner.errors import (
 )
 from taskrunner.in_flight import InFlight
 from taskrunner.message import Message, decode, salvage
+from taskrunner.observer import Observers
 from taskrunner.reports import Health, Reports
 from taskrunner.settler import UNSEEN, Bury, Park, Postpone, Settler, lock_of
 from taskrunner.store import connection
@@ -76,6 +77,7 @@ class Executor:
         confirm: Callable[[], None],
         renew_early: Callable[[], None],
         stopping: Callable[[], bool],
+        observers: Observers | None = None,
     ) -> None:
         self._registry = registry
         self._config = config
@@ -92,8 +94,9 @@ class Executor:
         self._renew_early = renew_early
         self._stopping = stopping
         self._third_ns = int(reclaim_delay / 3 * 1e9)
-        self._before = config.before_task
-        self._after = config.after_task
+        self._before, self._after = (observers or Observers()).around(
+            config.before_task, config.after_task
+        )
 
     def __call__(self, delivery: Delivery) -> None:
         """Execute one delivery and hand it to the settler. Never raises."""

@@ -19,6 +19,7 @@ from taskrunner.config import TaskRunnerConfig
 from taskrunner.delivery import Delivery
 from taskrunner.executor import Executor
 from taskrunner.in_flight import ByteBudget, InFlight
+from taskrunner.observer import Observers
 from taskrunner.reports import Health, Reports
 from taskrunner.service import Service
 from taskrunner.services.delayed_poller import DelayedPoller
@@ -66,6 +67,7 @@ class Parts:
         registry: Registry,
         delayed: DelayedSet,
         reports: Reports,
+        observers: Observers,
         instance_id: str,
         metrics: Metrics,
         stats: Callable[[], Stats],
@@ -124,6 +126,7 @@ class Parts:
             confirm=lambda: self.heartbeat.wake(),
             renew_early=lambda: self.heartbeat.wake(),
             stopping=self.stop_asked.is_set,
+            observers=observers,
         )
         size = config.min_workers if config.tuning else config.num_workers
         assert size is not None
@@ -169,6 +172,7 @@ class Parts:
             fetchers=self.fetchers,
             budget=budget,
             reclaim_delay=queue.reclaim_delay,
+            observers=observers,
         )
         self.elector = Elector(
             health,
@@ -188,6 +192,7 @@ class Parts:
             reclaim_delay=queue.reclaim_delay,
             poll=timings.poll,
             dead_letter_limit=config.dead_letter_limit,
+            observers=observers,
         )
         self.listener = Listener(
             health,

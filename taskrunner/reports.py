@@ -41,6 +41,7 @@ class Reports:
         self.recent: deque[ErrorReport] = deque(maxlen=_KEPT)
         self.for_hook: SimpleQueue[ErrorReport | None] | None = SimpleQueue() if hook else None
         self.dropped = 0  # reports the hook never saw, because it was too slow
+        self.listener: Callable[[ErrorReport], object] | None = None  # must not raise
 
     def add(
         self,
@@ -58,6 +59,8 @@ class Reports:
                 self.for_hook.put(report)
             else:
                 self.dropped += 1
+        if self.listener is not None:
+            self.listener(report)
 
 
 def _light(error: BaseException) -> BaseException:

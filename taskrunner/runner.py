@@ -22,6 +22,7 @@ from taskrunner.clock import seconds as to_seconds
 from taskrunner.config import TaskRunnerConfig
 from taskrunner.dispatcher import StreamDispatcher
 from taskrunner.errors import AlreadyStartedError, ConfigurationError, TaskNotFoundError, describe
+from taskrunner.observer import Observer, Observers, Sender
 from taskrunner.parts import Parts
 from taskrunner.reports import ErrorReport, Reports
 from taskrunner.services.once import Once
@@ -77,7 +78,7 @@ class TaskRunner:
         group = self.config.consumer_group
         self.dead_letters = DeadLetters(self._connections, queue.stream, group)
         self.delayed = DelayedSet(self._connections, queue.stream, group)
-        self._dispatcher = StreamDispatcher(
+        self._dispatcher: Sender = StreamDispatcher(
             self._connections,
             queue.stream,
             group,
@@ -94,6 +95,7 @@ class TaskRunner:
         self._instances = Instances(self._connections, queue.for_group(group))
         self._replications: tuple[float, int] | None = None
         self._reports = Reports(hook=self.config.on_error is not None)
+        self._observers = Observers()
         self._state: State = "init"
         self._lock = threading.Lock()
         self._parts: Parts | None = None
@@ -149,6 +151,24 @@ class TaskRunner:
                 f"no task {name!r} is registered here; known: {', '.join(self.registry.names()) or 'none'}"
             )
         return task
+
+    def observe(self, observer: Observer) -> None:
+        """Tell an observer of what happens here, from the next start on. The hooks in the
+        configuration are called as ever.
+
+        Raises AlreadyStartedError while the runner runs.
+        """
+        with self._lock:
+            if self._state not in ("init", "stopped"):
+                raise AlreadyStartedError(
+                    f"the runner is {self._state}; add observers before it starts"
+                )
+            serves = self.registry.dispatcher is self._dispatcher
+            self._dispatcher = observer.sender(self._dispatcher)
+            if serves:
+                self.registry.dispatcher = self._dispatcher
+            self._observers.add(observer)
+            self._reports.listener = self._observers.reported
 
     # --- what it knows ---
 
@@ -231,6 +251,7 @@ class TaskRunner:
                 registry=self.registry,
                 delayed=self.delayed,
                 reports=self._reports,
+                observers=self._observers,
                 instance_id=self.instance_id,
                 metrics=self._metrics,
                 stats=self.stats,

@@ -17,6 +17,7 @@ from taskrunner.clock import monotonic
 from taskrunner.errors import InvalidTaskPayloadError, describe
 from taskrunner.executor import Timings
 from taskrunner.message import DelayedMessage, decode_delayed, from_delayed
+from taskrunner.observer import Observers
 from taskrunner.reports import Health, Reports
 from taskrunner.service import Service
 from taskrunner.services.elector import Elector
@@ -28,6 +29,7 @@ from taskrunner.unique_key import lock_name
 _BATCH: Final = 200
 _PUT_OFF_CAP: Final = 60.0
 _MOST_PUT_OFF: Final = 10_000
+_PROMOTED: Final = 1
 _PUT_OFF: Final = 2
 
 log = logging.getLogger("taskrunner.delayed")
@@ -50,6 +52,7 @@ class DelayedPoller(Service):
         reclaim_delay: float,
         poll: float,
         dead_letter_limit: int,
+        observers: Observers,
     ) -> None:
         super().__init__("delayed-poller", health)
         self._delayed = delayed
@@ -60,6 +63,7 @@ class DelayedPoller(Service):
         self._renewal_ns = max(1, round(reclaim_delay / 3 * 1e9))
         self._poll = poll
         self._dead_letter_limit = dead_letter_limit
+        self._observers = observers
         self._put_off: dict[bytes, int] = {}  # how often a member from Go found its lock taken
 
     def tick(self) -> float:
@@ -76,9 +80,12 @@ class DelayedPoller(Service):
             if statuses is None:
                 self._elector.lose()
                 return 0.0
-            for promotion, status in zip(promotions, statuses, strict=True):
+            taken = monotonic() - started
+            for promotion, status, (_, due) in zip(promotions, statuses, members, strict=True):
                 self._note(promotion, status)
-            self._timings.add(RESERVED_NAME, monotonic() - started)
+                if status == _PROMOTED and promotion.kind != "dead":
+                    self._observers.late("delayed", now + taken - due)
+            self._timings.add(RESERVED_NAME, taken)
             return 0.0
         return self._poll if following is None else min(self._poll, max(0.0, following - now))
 

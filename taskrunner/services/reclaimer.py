@@ -15,6 +15,7 @@ from taskrunner import keys
 from taskrunner.clock import jittered, monotonic
 from taskrunner.delivery import Delivery
 from taskrunner.in_flight import ByteBudget, InFlight
+from taskrunner.observer import Observers
 from taskrunner.reports import Health
 from taskrunner.service import Service
 from taskrunner.services.delivery_heartbeat import DeliveryHeartbeat
@@ -59,6 +60,7 @@ class Reclaimer(Service):
         fetchers: list[Fetcher],
         budget: ByteBudget,
         reclaim_delay: float,
+        observers: Observers,
     ) -> None:
         super().__init__("reclaimer", health)
         self._number = number
@@ -72,6 +74,7 @@ class Reclaimer(Service):
         self._fetchers = fetchers
         self._budget = budget
         self._reclaim_delay = reclaim_delay
+        self._observers = observers
         self._retries: list[tuple[float, bytes]] = []  # (due, entry id), a heap
         self._lock = threading.Lock()
         self._next_scan = 0.0
@@ -166,22 +169,25 @@ class Reclaimer(Service):
             if not self._retries or self._retries[0][0] > now:
                 return False  # without asking for room: a share that is asked for counts as taken
         room = self._pool.room_for_old()
-        ids: list[bytes] = []
+        dues: dict[bytes, float] = {}
         with self._lock:
             while self._retries and self._retries[0][0] <= now:
-                if len(ids) >= room:
+                if len(dues) >= room:
                     break
-                ids.append(heapq.heappop(self._retries)[1])
+                due, entry_id = heapq.heappop(self._retries)
+                dues[entry_id] = due
             waiting = bool(self._retries) and self._retries[0][0] <= now
-        if ids:
+        if dues:
             try:
-                results = self._claim(ids, host)
+                results = self._claim(list(dues), host)
             except Exception:
                 with self._lock:
-                    for entry_id in ids:
+                    for entry_id in dues:
                         heapq.heappush(self._retries, (now, entry_id))
                 raise
             for result in results:
+                if result.delivery is not None:
+                    self._observers.late("retry", monotonic() - dues[result.entry_id])
                 parked = keys.parse_consumer(self._deliveries.name, result.former)
                 if result.early_ms is not None and parked and parked[1] == keys.PARKING:
                     self.schedule(result.entry_id, monotonic() + (result.early_ms + 1) / 1000)
@@ -300,6 +306,7 @@ class Reclaimer(Service):
         if parsed is not None and parsed[1] == keys.PARKING:
             return  # an orderly retry or hand-back
         self.reclaimed += 1
+        self._observers.reclaimed()
         log.info(
             "entry %s taken over from silent consumer %s",
             result.entry_id.decode(),

@@ -44,6 +44,7 @@ from taskrunner.clock import monotonic
 from taskrunner.delivery import Delivery
 from taskrunner.executor import Executor
 from taskrunner.in_flight import InFlight
+from taskrunner.observer import Observers
 from taskrunner.reports import Health, Reports
 from taskrunner.services.delayed_poller import DelayedPoller
 from taskrunner.services.elector import Elector
@@ -331,6 +332,7 @@ class Life(RuleBasedStateMachine):
             reclaim_delay=RECLAIM,
             poll=1.0,
             dead_letter_limit=1000,
+            observers=Observers(),
         )
 
     def body(self, payload: Any) -> None:

@@ -24,6 +24,7 @@ from taskrunner import (
     keys,
     task,
 )
+from taskrunner.observer import Observers
 from taskrunner.reports import Health, Reports
 from taskrunner.services.delayed_poller import DelayedPoller
 from taskrunner.services.elector import Elector
@@ -160,6 +161,7 @@ class Fleet:
             reclaim_delay=self._queue["reclaim_delay"],
             poll=poll,
             dead_letter_limit=1000,
+            observers=Observers(),
         )
 
     # --- looking ---
