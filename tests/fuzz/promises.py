@@ -14,6 +14,9 @@ SECRET = "S3CR3T"
 """What a drawn payload may hold, and no refusal may repeat."""
 
 _DUE = 1_700_000_000
+_DEEP = 500
+"""Nesting near Python's recursion limit may be read at one place and not at another, whose stack is
+higher by a call; that such a message ends all the same is a test with a server."""
 
 
 def told(read: Reader, body: bytes) -> tuple[Message | DelayedMessage | None, str]:
@@ -28,8 +31,9 @@ def check(body: bytes) -> None:
     """All of them."""
     for read in (message.decode, message.decode_delayed, message.salvage):
         check_reader(read, body)
-    check_memory(body)
-    check_moves(body)
+    if body.count(b"[") + body.count(b"{") < _DEEP:
+        check_memory(body)
+        check_moves(body)
 
 
 def check_reader(read: Reader, body: bytes) -> None:

@@ -17,10 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import taskrunner
-from taskrunner.message import decode
+from taskrunner.cli.embedded import EmbeddedServer
+from taskrunner.message import decode, encode
 from tests.fuzz import promises
 from tests.fuzz.promises import SECRET
 from tests.support import Desk, Ledger, Names, OwnServer, WorkerProcess, eventually
+from tests.support.fleet import Fleet
 
 MIB = 1024 * 1024
 GOOD: dict[str, Any] = {
@@ -221,6 +223,37 @@ def test_good_delayed_tasks_run_once_between_bad_members(
     assert "could not be handled" not in worker.log()
     assert "failed, retrying" not in worker.log()
     assert max(map(len, worker.log().splitlines())) < 2500
+
+
+def test_a_message_nested_about_as_deep_as_can_be_read_ends_whatever_way_it_takes(
+    server: EmbeddedServer, names: Names
+) -> None:
+    """The limit is the interpreter's, and a call deeper in the stack it is one less: what was read
+    to be run may be refused where it is to be moved. Run or refused, it ends as a dead letter."""
+    depths = range(940, 1000)
+    with Fleet(server.url, names) as fleet:
+
+        def fails(_: Any) -> None:
+            raise ValueError("always")
+
+        fleet.task(fails, name="soon", max_retry=2, retry_delay=0.1)
+        fleet.task(fails, name="late", max_retry=2, retry_delay=2.5)  # beyond reclaim_delay
+        runner = fleet.start_leader()
+        for depth in depths:
+            nested = "[" * depth + "]" * depth
+            for name in ("soon", "late"):
+                body = encode(
+                    name, nested, id=f"{name}-{depth}", enqueued_at=1.5, reservation_timeout_ns=1
+                )
+                fleet.client.xadd(names.stream, {"payload": body})
+            member = f'{{"id":"due-{depth}","task":"late","time":1,"payload":{nested}}}'
+            fleet.client.zadd(names.delayed, {member: 1})
+        eventually(lambda: len(runner.dead_letters) >= 3 * len(depths), 40, interval=0.1)
+        eventually(fleet.settled, 10)
+        ends = Counter(letter.error_type for letter in runner.dead_letters.list(1000))
+        print(dict(ends))
+        assert ends.keys() == {"ValueError", "InvalidTaskPayloadError"}
+        assert sum(ends.values()) == 3 * len(depths)
 
 
 @pytest.mark.parametrize(
