@@ -315,12 +315,13 @@ class TaskRunner:
         if self._parts is parts:
             self._parts = None
             self._state = "stopped"
-            self._ended.set()
-            if self._notify is not None:
-                self._notify()
+            # Said first: what waits for the end may be the last thread of the process.
             log.info(
                 "group %s stopped", self.config.consumer_group, extra={"action": "runner_stopped"}
             )
+            self._ended.set()
+            if self._notify is not None:
+                self._notify()
 
     def _give_up(self, error: Exception) -> None:
         """A thread can't be kept, or Redis can't be used at all."""
