@@ -38,7 +38,11 @@ $(VENV)/fuzz.stamp: $(VENV)/test.stamp
 	$(PIP) install --editable '.[fuzz]'
 	@touch $@
 
-.PHONY: help demo test test-all chaos fuzz lint format coverage bench clean
+$(VENV)/docs.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
+	$(PIP) install --editable '.[docs]'
+	@touch $@
+
+.PHONY: help demo test test-all chaos fuzz lint format docs coverage bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  ##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
@@ -68,6 +72,9 @@ format: $(VENV)/dev.stamp  ## what ruff can put right by itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/docs.stamp  ## the pages as a site, in docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d docs/_build/doctrees docs docs/_build/html
+
 coverage: $(VENV)/test.stamp  ## all tests, worker processes included, with a branch coverage report
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(TESTS)
@@ -78,6 +85,6 @@ bench: $(VENV)/test.stamp  ## dispatch and drain rates
 	$(BIN)/python -m benchmarks
 
 clean:  ## what the other targets made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov .coverage .coverage.*
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov .coverage .coverage.*
 	rm -rf redis_taskrunner.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

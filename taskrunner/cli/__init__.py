@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
-from taskrunner.cli import dead, delayed, demo, doctor, enqueue, info, purge, worker
+from taskrunner.cli import dead, delayed, demo, doctor, enqueue, info, purge, redis, worker
 from taskrunner.errors import ConfigurationError, TaskRunnerError, describe
 from taskrunner.store import connection
 
@@ -23,6 +23,7 @@ COMMANDS: Final[dict[str, ModuleType]] = {
     "dead": dead,
     "delayed": delayed,
     "purge": purge,
+    "redis": redis,
 }
 
 WRONG_ARGUMENTS: Final = 2

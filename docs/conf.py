@@ -1,0 +1,28 @@
+"""Sphinx: `make docs` builds the pages of this directory into `_build/html`, from nothing but them
+and the docstrings. Each page is plain Markdown, so that a code host shows it too."""
+
+from importlib import metadata
+
+from pygments.lexers.special import TextLexer
+from sphinx.highlighting import lexers
+
+project = "TaskRunner"
+author = "the authors of TaskRunner"
+copyright = author
+version = release = metadata.version("redis-taskrunner")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+lexers["acl"] = TextLexer()  # Redis's own language for rights
+
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = f"TaskRunner {version}"
+html_copy_source = False

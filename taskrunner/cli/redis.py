@@ -1,0 +1,30 @@
+"""Floor 5. `taskrunner redis`: a server for trying things out, until Ctrl-C.
+
+A Redis or Valkey that is installed on this machine, else the one of the extra `embedded`. It
+listens on this machine only, without a password, and what it holds ends with it.
+"""
+
+import argparse
+import time
+from typing import Final
+
+from taskrunner.cli.embedded import EmbeddedServer, ServerStartError
+
+HELP: Final = "a server for trying things out"
+
+_LOOK: Final = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `taskrunner redis`."""
+    parser.add_argument("--port", type=int, default=6379, metavar="P", help="(default: 6379)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start it and stay until interrupted."""
+    with EmbeddedServer(port=arguments.port) as server:
+        url = f"redis://localhost:{server.port}/0"
+        print(f"{url} answers until Ctrl-C, and keeps nothing on disk", flush=True)
+        while server.running:
+            time.sleep(_LOOK)
+        raise ServerStartError(f"the server has ended; its log:\n{server.log()}")
