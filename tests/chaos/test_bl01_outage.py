@@ -94,6 +94,7 @@ def test_bl01_work_goes_on_when_connections_are_dropped_again_and_again(
                 pass  # the outcome is unknown: not counted as accepted
         faults.drop_connections(control)
         assert worker.running, f"round {round_}\n{worker.log()}"
+    assert len(accepted) > 10
     ledger.wait_finished(["long", *accepted], 15)
     eventually(desk.is_empty, 10, message=worker.log)
     assert ledger.counts()["long"] == 1

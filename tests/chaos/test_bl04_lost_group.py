@@ -79,13 +79,18 @@ def test_bl04_later_messages_all_run_when_flushed_under_load(
 
     producer = threading.Thread(target=load)
     producer.start()
+
+    def load_goes_on() -> None:
+        seen = len(sent)
+        eventually(lambda: len(sent) > seen + 15)
+
     flushed = 0.0
     try:
         for _ in range(3):
-            time.sleep(0.4)
+            load_goes_on()
             faults.flush(control, what, stream=names.stream, group=names.group)
             flushed = time.monotonic()
-        time.sleep(0.4)
+        load_goes_on()
     finally:
         stop.set()
         producer.join()

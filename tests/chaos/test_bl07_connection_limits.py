@@ -1,6 +1,5 @@
 """BL-07: the given pool or the server has no connection left: a wait, never a lost settlement."""
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -56,7 +55,7 @@ def test_bl07_full_server_is_an_outage(
     for most in (2, 4, 1):  # with the one that sets it
         control.config_set("maxclients", most)
         faults.drop_connections(control)
-        time.sleep(0.7)
+        faults.down_for(0.7)
     control.config_set("maxclients", 1000)
     ledger.wait_finished(range(200), 20)
     eventually(desk.is_empty, 15, message=lambda: worker.log()[-3000:])

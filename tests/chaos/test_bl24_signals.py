@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from taskrunner.cli.embedded import EmbeddedServer
-from tests.support import Desk, Ledger, Names, WorkerProcess, eventually
+from tests.support import Desk, Ledger, Names, WorkerProcess, eventually, stays
 from tests.support.worker import ROOT
 
 pytestmark = pytest.mark.chaos
@@ -42,8 +42,7 @@ def test_bl24_second_signal_ends_at_once_and_the_message_stays_claimable(
     ledger.wait_started("long")
     worker.signal(first)
     eventually(lambda: worker.log_lines(first.name, "in order"), 2, message=worker.log)
-    time.sleep(0.3)
-    assert worker.running
+    stays(lambda: worker.running, 0.3)
     asked = time.monotonic()
     worker.signal(second)
     assert worker.wait(5) == 128 + second

@@ -261,7 +261,9 @@ def test_members_of_ours_are_what_go_reads(fleet: Fleet) -> None:
         fleet.client.delete("taskrunner:unique:unique-here:k")
         fleet.producer.dispatch(name, payload, run_at=due)
     fleet.client.delete("taskrunner:unique:unique-here:k")
-    for text, score in fleet.members():
+    members = fleet.members()
+    assert len(members) == 2
+    for text, score in members:
         fields = json.loads(text)
         assert list(fields)[:4] == ["id", "task", "time", "payload"]
         assert type(fields["time"]) is int

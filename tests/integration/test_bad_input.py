@@ -33,7 +33,7 @@ from taskrunner import (
     task,
 )
 from taskrunner.cli.embedded import EmbeddedServer, free_port
-from tests.support import Names, OwnServer, eventually
+from tests.support import Names, OwnServer, eventually, stays
 from tests.support.fleet import Fleet
 from tests.support.label import label
 
@@ -575,11 +575,13 @@ def test_a_start_without_a_server_waits_and_says_so_once(
         runner = fleet.start(num_fetchers=3)
         assert time.monotonic() - started < 1
         assert runner.state == "started"
-        time.sleep(2.5)
-        lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
-        assert len(lines) == 1, [one.getMessage() for one in lines]
-        assert "Redis is away" in lines[0].getMessage()
-        assert len(runner.errors) == 1
+
+        def lines() -> list[str]:
+            return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+        eventually(lines)
+        stays(lambda: len(lines()) == len(runner.errors) == 1, 2.5)
+        assert "Redis is away" in lines()[0]
 
         server.start()
 
@@ -624,7 +626,7 @@ def test_a_stop_without_a_server_is_in_time() -> None:
         shutdown_timeout=2,
     )
     runner.start()
-    time.sleep(0.3)
+    eventually(lambda: runner.errors)  # it has tried
 
     started = time.monotonic()
     assert runner.stop()
@@ -661,10 +663,7 @@ def test_something_that_is_no_redis_is_told_and_survived(
         )
         runner.start()
         eventually(lambda: len(runner.errors) >= 1)
-        time.sleep(1)
-
-        assert runner.state == "started"
-        assert len(runner.errors) <= 15
+        stays(lambda: runner.state == "started" and len(runner.errors) <= 15, 1)
         assert runner.stop()
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(5)

@@ -292,7 +292,7 @@ def test_an_error_of_another_kind_is_told_for_each_service_and_kind(
             health.failed("tuner", ValueError("c"))
 
     assert len(reports.recent) == 3
-    assert all(record.levelno == logging.ERROR and record.exc_info for record in caplog.records)
+    assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR] * 3
 
 
 def test_success_while_all_is_well_says_nothing(
