@@ -72,21 +72,21 @@ class ByteBudget:
     """
 
     LIMIT = 64 * 1024 * 1024
+    _LEAST = 256  # bytes: what a delivery costs here besides its body
 
     def __init__(self, in_flight: InFlight, largest: int) -> None:
         self._in_flight = in_flight
-        self._largest = largest
-        self._seen = False
+        self._largest = max(largest, self._LEAST)
 
     def allow(self, wanted: int) -> int:
         """At most `wanted`, at least 1."""
         largest = self._largest
         if (len(self._in_flight) + wanted) * largest <= self.LIMIT:
             return wanted
-        return max(1, min(wanted, (self.LIMIT - self._in_flight.bytes()) // max(1, largest)))
+        return max(1, min(wanted, (self.LIMIT - self._in_flight.bytes()) // largest))
 
     def saw(self, batch: list[Delivery]) -> None:
         """Learn from a batch."""
         if batch:
             largest = max(delivery.size for delivery in batch)
-            self._largest = max(largest, self._largest // 2, 256)
+            self._largest = max(largest, self._largest // 2, self._LEAST)

@@ -39,9 +39,7 @@ def next_capacity(
     if desired <= 0 or tolerance < 0:
         return Decision(current, "invalid_wait_params")
     if predicted <= 0:
-        shrunk = int(current * _SHRINK)
-        keep = current > least and shrunk > least
-        return Decision(shrunk if keep else least, "predicted_wait_zero")
+        return Decision(max(least, int(current * _SHRINK)), "predicted_wait_zero")
     lower, upper = max(0.0, desired - tolerance), desired + tolerance
     if lower <= predicted <= upper:
         return Decision(current, "in_tolerance_band")
@@ -56,9 +54,9 @@ def next_capacity(
             (desired, "deviation_large_below_center") if far else (lower, "below_lower_boundary")
         )
     instances = max(1, replication)
-    total = max(1, _half_away_from_zero(current * instances * (predicted / target)))
-    return Decision(min(most, max(least, _half_away_from_zero(total / instances))), reason)
+    total = max(1, _half_up(current * instances * (predicted / target)))
+    return Decision(min(most, max(least, _half_up(total / instances))), reason)
 
 
-def _half_away_from_zero(value: float) -> int:
-    return math.floor(value + 0.5) if value >= 0 else math.ceil(value - 0.5)
+def _half_up(value: float) -> int:
+    return math.floor(value + 0.5)

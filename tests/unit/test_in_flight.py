@@ -74,6 +74,9 @@ def test_removing_a_stale_delivery_leaves_the_present_one() -> None:
     table.remove(early)
 
     assert table.snapshot() == [late]
+    assert table.holds(late)
+    assert not table.holds(early)
+    assert not table.holds(delivery(2))
 
 
 def test_a_snapshot_is_a_copy() -> None:
@@ -162,6 +165,26 @@ def test_small_entries_may_be_read_in_full_batches() -> None:
         budget.saw([delivery(1, body=b"x" * 200)])
 
     assert budget.allow(1000) == 1000
+
+
+def test_each_read_of_smaller_ones_halves_what_is_assumed() -> None:
+    """One read of small entries says little about the next one."""
+    budget = ByteBudget(InFlight(), 8 * MIB + 1)
+
+    for allowed in (16, 32, 64):
+        budget.saw([delivery(1, body=b"x" * 200)])
+        assert budget.allow(100) == allowed
+
+
+def test_tiny_entries_are_not_read_without_end() -> None:
+    """Each costs memory here that is not in its body."""
+    budget = ByteBudget(InFlight(), 1)
+    most = ByteBudget.LIMIT // 256
+
+    assert budget.allow(10**6) == most
+    for _ in range(3):
+        budget.saw([delivery(1, body=b"x")])
+        assert budget.allow(10**6) == most
 
 
 def test_one_large_entry_counts_at_once() -> None:

@@ -107,23 +107,24 @@ def _raise(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("retry_delay", "error", "problem"),
+    ("retry_delay", "error", "problem", "text"),
     [
-        (lambda attempt, error: None, ValueError(), TypeError),
-        (lambda attempt, error: "5", ValueError(), TypeError),
-        (lambda attempt, error: -1, ValueError(), ValueError),
-        (lambda attempt, error: float("nan"), ValueError(), ValueError),
-        (lambda attempt, error: 2.0**attempt**20, ValueError(), OverflowError),
-        (lambda attempt, error: _raise(SystemExit(3)), ValueError(), SystemExit),
-        (7.0, Retry(-1), ValueError),
-        (7.0, Retry("5"), TypeError),  # type: ignore[arg-type]
+        (lambda attempt, error: None, ValueError(), TypeError, "retry_delay=None "),
+        (lambda attempt, error: "5", ValueError(), TypeError, "retry_delay='5' "),
+        (lambda attempt, error: -1, ValueError(), ValueError, "retry_delay=-1 is below 0 seconds"),
+        (lambda attempt, error: float("nan"), ValueError(), ValueError, "retry_delay=nan "),
+        (lambda attempt, error: 2.0**attempt**20, ValueError(), OverflowError, ""),
+        (lambda attempt, error: _raise(SystemExit(3)), ValueError(), SystemExit, "3"),
+        (7.0, Retry(-1), ValueError, "delay=-1 is below 0 seconds"),
+        (7.0, Retry("5"), TypeError, "delay='5' "),  # type: ignore[arg-type]
     ],
 )
 def test_delay_for_backs_off_and_tells_when_the_wish_is_bad(
-    retry_delay: Any, error: Exception, problem: type[BaseException]
+    retry_delay: Any, error: Exception, problem: type[BaseException], text: str
 ) -> None:
     """A mistake in a delay function costs neither the message nor the worker."""
     delay, told = retry.delay_for(retry_delay, 3, error, _half)
 
     assert delay == 2.0
     assert type(told) is problem
+    assert str(told).startswith(text)
