@@ -3,10 +3,12 @@
 What the old primary had not replicated is gone with it: that is Redis's promise, and ours ends there.
 """
 
-import itertools
+import json
 import subprocess
+import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,20 @@ import pytest
 import redis
 from redis.sentinel import Sentinel
 
-from taskrunner import TaskRunner
 from taskrunner.cli.embedded import find_server, free_port
 from taskrunner.cli.watcher import Watcher
-from tests.support import Names, OwnServer, eventually, faults
+from tests.support import (
+    Ledger,
+    Names,
+    OwnServer,
+    WorkerProcess,
+    eventually,
+    faults,
+    service_threads,
+)
+from tests.support.connect import connect
 from tests.support.fleet import Fleet
+from tests.support.worker import ROOT
 
 pytestmark = pytest.mark.chaos
 
@@ -48,9 +59,15 @@ class Deployment:
             self.close()
             raise
 
+    @property
+    def url(self) -> str:
+        """For processes: `tests.support.connect` makes of it what an application makes."""
+        sentinels = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
+        return f"sentinel://{sentinels}/{SERVICE}"
+
     def client(self) -> redis.Redis:
         """As an application makes it."""
-        return self.manager.master_for(SERVICE, socket_timeout=2)
+        return connect(self.url)
 
     def primary(self) -> OwnServer:
         """The server that the sentinels name now."""
@@ -123,88 +140,115 @@ def make_deployment(
 
 
 class Load:
-    """Dispatches without a break; knows of each message whether every replica had it."""
+    """A producer's process that dispatches without a break; what it tells of each message."""
 
-    def __init__(self, fleet: Fleet, producer: TaskRunner, client: redis.Redis) -> None:
-        self._fleet = fleet
-        self._producer = producer
-        self._client = client
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._dispatch, name="load")
-        self.sent: dict[int, float] = {}  # accepted: when the call began
-        self.replicated: set[int] = set()
-        self.errors: list[Exception] = []
-        self._thread.start()
+    def __init__(self, url: str, names: Names, directory: Path) -> None:
+        self._out = directory / "load.jsonl"
+        self._out.touch()
+        self._log = directory / "load.log"
+        program = [sys.executable, "-m", "tests.support.load_main"]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*program, url, names.group, names.prefix, str(self._out)],
+                stdin=subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+            )
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
+    def read(self) -> None:
+        """Look at what it has written so far."""
+        told = [
+            json.loads(line)
+            for line in self._out.read_bytes().splitlines(keepends=True)
+            if line.endswith(b"\n")
+        ]
+        self.sent: dict[int, float] = {line[1]: line[2] for line in told if line[0] == "sent"}
+        self.replicated = {line[1] for line in told if line[0] == "replicated"}
+        self.refused: list[str] = [line[3] for line in told if line[0] == "refused"]
 
-    def _dispatch(self) -> None:
-        for number in itertools.count():
-            if self._stop.wait(0.003):
-                return
-            began = time.monotonic()
-            try:
-                self._producer.dispatch("work", number)
-            except (redis.RedisError, OSError) as error:
-                self.errors.append(error)
-                self._stop.wait(0.05)
-                continue
-            self.sent[number] = began
-            try:
-                # What a later write of another client waits for has the message before it.
-                with self._client.pipeline(transaction=False) as pipe:
-                    pipe.set(f"taskrunner:test:{self._fleet.names.group}", number)
-                    pipe.execute_command("WAIT", 2, 20)
-                    if pipe.execute()[1] >= 2:
-                        self.replicated.add(number)
-            except (redis.RedisError, OSError):
-                pass
+    def wait(self, condition: Callable[[], bool], timeout: float) -> None:
+        """Until it has written enough."""
+
+        def enough() -> bool:
+            self.read()
+            return condition()
+
+        eventually(
+            enough,
+            timeout,
+            interval=0.1,
+            message=lambda: f"{self.refused[-3:]} {self._log.read_text()}",
+        )
+
+    def stop(self) -> int:
+        """End it in order; its exit code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        code = self.process.wait(20)
+        self.read()
+        return code
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
-def _threads() -> set[int]:
-    return {
-        thread.ident or 0
-        for thread in threading.enumerate()
-        if thread.name.startswith("taskrunner-") and "worker" not in thread.name
-    }
+@pytest.fixture
+def make_load(names: Names, tmp_path: Path) -> Iterator[Callable[[str], Load]]:
+    made: list[Load] = []
+
+    def make(url: str) -> Load:
+        made.append(Load(url, names, tmp_path))
+        return made[-1]
+
+    yield make
+    for load in made:
+        load.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "ordered"])
-def test_work_goes_on_in_the_same_threads_when_another_server_becomes_the_primary(
-    how: str, make_deployment: Callable[..., Deployment], names: Names
+def test_the_same_processes_go_on_when_another_server_becomes_the_primary(
+    how: str,
+    make_deployment: Callable[..., Deployment],
+    make_worker: Callable[..., WorkerProcess],
+    make_load: Callable[[str], Load],
+    names: Names,
+    ledger: Ledger,
+    tmp_path: Path,
 ) -> None:
-    """No attempt is spent, and only what was not replicated when the primary fell may be missing."""
+    """Workers and producer are processes whose client is made by `redis.sentinel.Sentinel`. No
+    attempt is spent, and only what was not replicated when the primary fell may be missing."""
     deployment = make_deployment()
-    client = deployment.client()
     old = deployment.primary()
+    workers = [make_worker(url=deployment.url) for _ in range(2)]
+    eventually(lambda: sum(worker.status()["is_leader"] for worker in workers) == 1, 10)
+    pids = [worker.pid for worker in workers]
+    threads = [service_threads(worker) for worker in workers]
     with Fleet(old.tcp_url, names) as fleet:
-        ran: set[int] = set()
-        fleet.task(ran.add, name="work")
-        fleet.client = client
-        producer = fleet.make(url=client)
-        runners = [fleet.start(url=deployment.client()) for _ in range(2)]
-        eventually(lambda: any(runner.is_leader for runner in runners), 10)
-        load = Load(fleet, producer, client)
-        try:
-            eventually(lambda: len(load.replicated) > 200, 30)
-            threads = _threads()
-            fault = time.monotonic()
-            if how == "killed":
-                old.kill()
-            else:
-                deployment.fail_over()
-            eventually(lambda: deployment.primary() is not old, 30, interval=0.05)
-            if how == "ordered":
-                eventually(lambda: _is_replica(old), 20, interval=0.05)
-            settled = time.monotonic()
-            goal = len(load.sent) + 100
-            eventually(lambda: len(load.sent) > goal, 40, message=lambda: repr(load.errors[-3:]))
-        finally:
-            load.stop()
+        fleet.client = deployment.client()
+        producer = fleet.make(url=fleet.client)
+        fleet.task(name="wait-for-file")
+        held, let_go = str(uuid.uuid4()), tmp_path / "let-go"
+        producer.dispatch("wait-for-file", {"id": held, "path": str(let_go)})
+        ledger.wait_started(held)
+        load = make_load(deployment.url)
+        load.wait(lambda: len(load.replicated) > 200, 40)
+        fault = time.monotonic()
+        if how == "killed":
+            old.kill()
+        else:
+            deployment.fail_over()
+        eventually(lambda: deployment.primary() is not old, 30, interval=0.05)
+        let_go.touch()  # begun under the old primary, settled with the new one
+        if how == "ordered":
+            eventually(lambda: _is_replica(old), 20, interval=0.05)
+        settled = time.monotonic()
+        goal = len(load.sent) + 100
+        load.wait(lambda: len(load.sent) > goal, 40)
+        assert load.stop() == 0
         eventually(fleet.settled, 30)
+        ran = {run.id for run in ledger.runs() if run.outcome == "returned"}
         missing = load.sent.keys() - ran
         excused = {
             number
@@ -213,17 +257,25 @@ def test_work_goes_on_in_the_same_threads_when_another_server_becomes_the_primar
         }
         print(
             f"{how}: {settled - fault:.1f} s until the other took over, {len(load.sent)} accepted, "
-            f"{len(load.errors)} refused, {len(missing)} of {len(excused)} unsure ones missing"
+            f"{len(load.refused)} refused, {len(missing)} of {len(excused)} unsure ones missing"
         )
         assert missing <= excused
-        assert threads <= _threads()
-        reports = [report for runner in runners for report in runner.errors]
-        assert not [one for one in reports if one.action in ("task_failed", "task_retry")]
+        assert held in ran
+        assert [worker.pid for worker in workers] == pids
+        for worker, before in zip(workers, threads, strict=True):
+            status = worker.status()
+            assert before <= service_threads(worker)
+            assert not [
+                report
+                for report in status["errors"]
+                if report["action"] in ("task_failed", "task_retry")
+            ]
         assert len(producer.dead_letters) == 0
-        eventually(lambda: sum(runner.is_leader for runner in runners) == 1, 10)
+        eventually(lambda: sum(worker.status()["is_leader"] for worker in workers) == 1, 10)
         # Delayed tasks and the other server's replicas work as before.
-        producer.dispatch("work", -1, run_in=0.5)
-        eventually(lambda: -1 in ran, 15)
+        producer.dispatch("note", "late", run_in=0.5)
+        ledger.wait_finished(["late"], 15)
+        assert [worker.stop() for worker in workers] == [0, 0]
         if how == "killed":
             old.start()
             eventually(lambda: _is_replica(old), 30, interval=0.1)
@@ -275,27 +327,54 @@ def test_no_attempt_is_spent_when_the_primary_becomes_a_replica_and_back(
         assert len(failed) == 1
 
 
-def test_dispatch_is_refused_when_too_few_replicas_would_have_it(
+def test_nothing_is_lost_and_dispatch_raises_when_too_few_replicas_would_have_it(
     own_server: Callable[..., OwnServer], names: Names
 ) -> None:
     """What `min-replicas-to-write` buys: a primary that nobody follows accepts nothing, so a
-    failover loses at most what came within `min-replicas-max-lag`."""
+    failover loses at most what came within `min-replicas-max-lag`. For workers it is an outage:
+    what ends meanwhile is settled afterwards, and no attempt is spent."""
     primary = own_server(
         arguments=[*_REPLICA, "--min-replicas-to-write", "1", "--min-replicas-max-lag", "1"]
     )
     replica = own_server(arguments=["--replicaof", "127.0.0.1", str(primary.port)])
+    let_go = threading.Event()
     with Fleet(primary.tcp_url, names) as fleet:
-        eventually(lambda: fleet.client.info("replication").get("min_slaves_good_slaves") == 1, 20)
+
+        def body(payload: Any) -> None:
+            fleet.record(payload)
+            let_go.wait(30)
+            if payload == "fails":
+                raise ValueError("its own fault")
+
+        fleet.task(body, name="held", max_retry=2, retry_delay=0.1)
+        fleet.task(name="unique", unique_for=60)
+
+        def followers() -> int:
+            return int(fleet.client.info("replication").get("min_slaves_good_slaves", 0))
+
+        eventually(lambda: followers() == 1, 20)
         runner = fleet.start()
         fleet.producer.dispatch("note", "before")
-        fleet.wait_ran("before")
+        fleet.producer.dispatch_many("held", ["returns", "fails"])
+        fleet.wait_ran("before", "returns", "fails")
         with faults.frozen(replica):
-            eventually(lambda: fleet.client.info("replication")["min_slaves_good_slaves"] == 0, 15)
-            with pytest.raises(redis.RedisError, match="NOREPLICAS"):
-                fleet.producer.dispatch("note", "refused")
-        eventually(lambda: fleet.client.info("replication")["min_slaves_good_slaves"] == 1, 30)
+            eventually(lambda: followers() == 0, 15)
+            for name in ("note", "unique"):
+                for options in ({}, {"run_in": 1}):
+                    with pytest.raises(redis.RedisError, match="NOREPLICAS"):
+                        fleet.producer.dispatch(name, "refused", **options)
+            let_go.set()
+            faults.down_for(3)  # longer than reclaim_delay
+            assert fleet.payloads().count("returns") == 1
+            assert fleet.client.xlen(names.stream) == 2  # nobody could settle them
+        eventually(lambda: followers() == 1, 30)
+        eventually(lambda: fleet.payloads().count("fails") == 2, 20)
         fleet.producer.dispatch("note", "after")
+        fleet.producer.dispatch("unique", "after")  # a refused call has left no lock
         fleet.wait_ran("after")
-        eventually(fleet.settled, 10)
-        assert fleet.payloads() == ["before", "after"]
-        assert not [report for report in runner.errors if report.action == "task_failed"]
+        eventually(fleet.settled, 15)
+        assert fleet.payloads().count("returns") == 1
+        assert "refused" not in fleet.payloads()
+        assert [run.attempt for run in fleet.runs if run.payload == "fails"] == [1, 2]
+        failed = [report for report in runner.errors if report.action == "task_failed"]
+        assert len(failed) == 1  # "fails", by itself

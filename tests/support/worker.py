@@ -36,7 +36,7 @@ class WorkerProcess:
     """Runs `tasks_file` with a runner in a fresh Python process.
 
     `config`, `timings`, `queue` and `client` are JSON-able arguments of TaskRunnerConfig, Timings,
-    RedisStreamQueue and `redis.Redis.from_url`, laid over short defaults (FAST_…). The task bodies
+    RedisStreamQueue and `tests.support.connect`, laid over short defaults (FAST_…). The task bodies
     write to `ledger` through `tests.support.ledger.record`. The log is kept in `log_file`.
     """
 

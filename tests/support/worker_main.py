@@ -18,9 +18,8 @@ import threading
 import time
 from typing import Any, TextIO
 
-import redis
-
 from taskrunner import RedisStreamQueue, TaskRunner, TaskRunnerConfig, Timings
+from tests.support.connect import connect
 
 ORPHANED = 70  # exit code
 
@@ -37,7 +36,7 @@ def main() -> None:
         stream=sys.stderr,
     )
     module = _load(spec["module"])
-    client = redis.Redis.from_url(spec["url"], **spec["client"])
+    client = connect(spec["url"], **spec["client"])
     runner = TaskRunner(
         TaskRunnerConfig(
             consumer_group=spec["group"],
