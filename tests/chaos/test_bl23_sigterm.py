@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from taskrunner.cli.embedded import EmbeddedServer
-from tests.support import Desk, Ledger, Names, OwnServer, WorkerProcess, eventually, faults
+from tests.support import Desk, Ledger, Names, OwnServer, WorkerProcess, busy, eventually, faults
 
 pytestmark = pytest.mark.chaos
 
@@ -116,7 +116,7 @@ def test_bl23_nothing_is_lost_when_workers_stop_at_random_under_load(
         worker.terminate()
         code = worker.wait(6)
         assert code == 0 or (not wait and code == -15), worker.log()  # before there was a runner
-        assert time.monotonic() - asked < 4
+        assert time.monotonic() - asked < 3 + busy()
         reader = f"{names.group}_{names.host}-w{round_ + 2}_"
         left = [held for held in desk.held() if held.consumer.startswith(reader)]
         assert not [held for held in left if not held.consumer.endswith("_0")]
@@ -154,7 +154,7 @@ def test_bl23_task_beyond_the_limit_runs_again_elsewhere_uncounted(
     other = make_worker(tasks_file=tasks, queue={"reclaim_delay": 4})
     asked = time.monotonic()
     assert worker.stop() == 0
-    assert 1 <= time.monotonic() - asked < 2.5
+    assert 1 <= time.monotonic() - asked < 1.5 + busy()
     assert ledger.wait_started(["long", 1], times=2).pid == other.pid
     gate.touch()
     eventually(desk.is_empty)
@@ -202,4 +202,4 @@ def test_bl23_stop_is_in_time_when_redis_is_away(
         faults.down_for(0.3)
         asked = time.monotonic()
         assert worker.stop(10) == 0
-        assert time.monotonic() - asked < 3
+        assert time.monotonic() - asked < 2 + busy()

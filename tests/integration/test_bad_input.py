@@ -33,7 +33,7 @@ from taskrunner import (
     task,
 )
 from taskrunner.cli.embedded import EmbeddedServer, free_port
-from tests.support import Names, OwnServer, eventually, stays
+from tests.support import Names, OwnServer, busy, eventually, stays
 from tests.support.fleet import Fleet
 from tests.support.label import label
 
@@ -573,7 +573,7 @@ def test_a_start_without_a_server_waits_and_says_so_once(
     with caplog.at_level(logging.INFO, "taskrunner"), Fleet(url, names) as fleet:
         started = time.monotonic()
         runner = fleet.start(num_fetchers=3)
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < busy()
         assert runner.state == "started"
 
         def lines() -> list[str]:
@@ -600,7 +600,7 @@ def test_a_dispatch_without_a_server_raises_soon() -> None:
     started = time.monotonic()
     with pytest.raises(redis.ConnectionError):
         made.delay(1)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 4 + busy()
 
 
 def test_a_dispatch_to_a_silent_server_raises_in_time() -> None:
@@ -631,7 +631,7 @@ def test_a_stop_without_a_server_is_in_time() -> None:
     started = time.monotonic()
     assert runner.stop()
 
-    assert time.monotonic() - started < 2 + 2
+    assert time.monotonic() - started < 3 + busy()
     eventually(
         lambda: not [t.name for t in threading.enumerate() if t.name.startswith("taskrunner-")], 5
     )

@@ -308,7 +308,7 @@ def test_changes_keep_their_distance(crew: Crew) -> None:
 def test_new_leader_keeps_the_distance_too(crew: Crew) -> None:
     """The group's capacity was changed a moment ago, by the leader that left: it still cools
     down."""
-    slow = {**QUICK, "tuning_cooldown_seconds": 6}
+    slow = {**QUICK, "tuning_cooldown_seconds": 20}
     hold = _hold(crew)
     leader = crew.start(leads=True, **slow)
     heir = crew.start(leads=False, **slow)
@@ -320,7 +320,7 @@ def test_new_leader_keeps_the_distance_too(crew: Crew) -> None:
         crew.client.hset(crew.names.metrics, "hold_sum", 10**6)  # far too long a wait now
         leader.stop(0.5)
         eventually(lambda: heir.is_leader, 10)
-        assert time.monotonic() - changed < 3, "too slow a machine to tell"
+        assert time.monotonic() - changed < 15, "too slow a machine to tell"
 
         stays(lambda: heir.workers == size, 3)
     finally:

@@ -10,7 +10,7 @@ from tests.support.names import Names
 from tests.support.proxy import Proxy, Rule
 from tests.support.recovery import assert_recovered, assert_said_once, service_threads
 from tests.support.server import OwnServer
-from tests.support.waiting import eventually, stays
+from tests.support.waiting import busy, eventually, stays
 from tests.support.worker import WorkerProcess
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "WorkerProcess",
     "assert_recovered",
     "assert_said_once",
+    "busy",
     "eventually",
     "faults",
     "record",

@@ -1,10 +1,20 @@
 """Waiting for a condition with a deadline, instead of sleeping and hoping."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def busy(least: float = 1.0) -> float:
+    """Seconds that a busy machine may add to what is promised.
+
+    At least so many; beyond them, as many as processes wait for each of its processors, so that a
+    quiet machine tests the promise and a crowded one doesn't cry wolf.
+    """
+    return max(least, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def eventually(
@@ -14,12 +24,13 @@ def eventually(
     interval: float = 0.01,
     message: str | Callable[[], str] = "",
 ) -> T:
-    """Return the first truthy value of `predicate()`; fail after `timeout` seconds.
+    """Return the first truthy value of `predicate()`; fail after `timeout` seconds, on a busy
+    machine some later.
 
     Assertion errors and errors of a server that is away count as "not yet". The failure shows the
     last value or error, and `message` (called only then, if callable).
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout + busy(0)
     while True:
         try:
             value = predicate()
