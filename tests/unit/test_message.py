@@ -85,6 +85,9 @@ class Word(StrEnum):
         ({"a": "\ud800"}, "payload.a: str (with a lone surrogate)"),
         ({"a": {"\udfff": 1}}, "payload.a['\\udfff']: str (with a lone surrogate)"),
         ([10**5000], "payload[0]: int (of more digits than Python writes)"),
+        ([1, {2: 3}], "payload[1]: a key of type int"),
+        ({"k" * 81: b""}, f"payload.{'k' * 80}: bytes is not JSON"),
+        ({" " * 81: b""}, f"payload['{' ' * 80}']: bytes is not JSON"),
     ],
 )
 def test_encode_payload_names_the_path_of_what_json_cannot_hold(payload: Any, fault: str) -> None:
@@ -92,7 +95,7 @@ def test_encode_payload_names_the_path_of_what_json_cannot_hold(payload: Any, fa
     with pytest.raises(InvalidTaskPayloadError) as caught:
         message.encode_payload(payload, BIG)
 
-    assert str(caught.value).startswith(fault)
+    assert str(caught.value) in (fault, f"{fault} is not JSON", f"{fault}, JSON has only str")
     str(caught.value).encode()
 
 
@@ -125,8 +128,25 @@ def test_encode_payload_refuses_what_is_too_deep_or_contains_itself() -> None:
         deep = [deep]
 
     for payload in (loop, deep):
-        with pytest.raises(InvalidTaskPayloadError, match="nested too deeply"):
+        with pytest.raises(InvalidTaskPayloadError, match=r"^payload: nested too deeply, or it "):
             message.encode_payload(payload, BIG)
+
+
+def test_encode_payload_refuses_an_odd_key_at_any_depth() -> None:
+    """Also where the way there is too deep to be told."""
+    payload: Any = {1: 2}
+    told = set[str]()
+    for _ in range(sys.getrecursionlimit()):
+        payload = [payload]
+        with pytest.raises(InvalidTaskPayloadError) as caught:
+            message.encode_payload(payload, BIG)
+        told.add(str(caught.value).replace("[0]", ""))
+
+    assert told <= {
+        "payload: a key of type int, JSON has only str",
+        "payload: a key is not a str",
+        "payload: nested too deeply, or it contains itself",
+    }
 
 
 @pytest.mark.parametrize(("payload", "size"), [("x" * 8, 10), ("é" * 4, 10), ([1, 2, 3, 44], 10)])
@@ -155,12 +175,12 @@ def test_encode_payload_holds_integers_up_to_the_digits_python_reads() -> None:
 
 def test_encode_writes_ours_after_the_seven_fields() -> None:
     """The whole text of a plain message."""
-    text = encoded({"a": 1}, extra={"traceparent": 'a"b'})
+    text = encoded({"a": 1}, extra={"traceparent": 'a"b', "x": "y"})
 
     assert text == (
         '{"unique":false,"unique_for":0,"unique_key":"","unique_lock_value":""'
         ',"reservation_timeout":7,"task_name":"echo","payload":{"a":1}'
-        ',"id":"an-id","enqueued_at":1795958926.85,"traceparent":"a\\"b"}'
+        ',"id":"an-id","enqueued_at":1795958926.85,"traceparent":"a\\"b","x":"y"}'
     )
 
 
@@ -538,6 +558,13 @@ def test_moves_there_and_back_change_nothing_but_the_order(
     back = message.from_delayed(delayed(text), reservation_timeout_ns=1)
 
     assert sorted(message.members(back)) == sorted(message.members(text))
+
+
+def test_decode_delayed_takes_a_payload_that_is_not_there_for_null() -> None:
+    """A lock is made of its text."""
+    found = message.decode_delayed(b'{"task":"echo"}')
+
+    assert (found.payload, found.payload_text) == (None, "null")
 
 
 # --- canonical ---
