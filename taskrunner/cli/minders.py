@@ -2,10 +2,12 @@
 tasks, the emptiness of the queue. Each asks the runner to stop; none kills.
 """
 
+import importlib
 import itertools
 import os
 import resource
 import select
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,14 +24,16 @@ _GRACE: Final = 0.1
 _LATE: Final = 5.0
 _LOOK: Final = 0.2
 _MEGABYTE: Final = 1024 * 1024
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class Lifeline(Service):
-    """Ends the process in order when its supervisor asks for it, or is gone, however it died.
+    """Ends the process in order when its parent (a supervisor, a reloader) asks for it, or is gone,
+    however it died.
 
-    The supervisor holds the write end of a pipe, and closes it to say stop; the kernel does so for
-    one that was killed. Signals are no substitute: systemd sends SIGTERM to all processes of a
-    unit, and a second one from the supervisor would cut running tasks off.
+    The parent holds the write end of a pipe, and closes it to say stop; the kernel does so for one
+    that was killed. Signals are no substitute: systemd sends SIGTERM to all processes of a unit,
+    and a second one from the parent would cut running tasks off.
     """
 
     jitter = 0.0
@@ -37,20 +41,37 @@ class Lifeline(Service):
     def __init__(self, pipe: int) -> None:
         super().__init__("lifeline", own_health())
         self._pipe = pipe
-        self.runner: TaskRunner | None = None  # while the application is being imported
+        self._stop_soon: Callable[[], object] | None = None  # while the application is imported
+        self._within = 0.0
+        _continue_with_parent()
+
+    def holds(self, stop_soon: Callable[[], object], within: float) -> None:
+        """From now on the end begins with `stop_soon`, and takes so many seconds at most."""
+        self._stop_soon, self._within = stop_soon, within + _LATE
 
     def tick(self) -> float:
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         if not poll.poll(1000):
             return 0.0
-        runner = self.runner
-        if runner is None or runner.state == "init":
+        if self._stop_soon is None:
             os._exit(0)
         self.pause(_GRACE)  # a signal that came to both of us is heard first: one stop is enough
-        runner.stop_soon()
-        self.pause(runner.config.shutdown_timeout + _LATE)
+        self._stop_soon()
+        self.pause(self._within)
         os._exit(1)
+
+
+def _continue_with_parent() -> None:
+    """Have the kernel continue this process when its parent dies.
+
+    Stopped by SIGSTOP it could not see the end of the lifeline, and would hold what it holds for as
+    long as it lies there. SIGCONT means nothing to one that runs; SIGKILL in its place would cut
+    off tasks that can end in order. Elsewhere than on Linux there is no such thing.
+    """
+    if sys.platform == "linux":
+        ctypes: Any = importlib.import_module("ctypes")  # by this one alone, and in children only
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT))
 
 
 class Burst(Service):

@@ -30,7 +30,7 @@ _LONGEST_PAUSE: Final = 30.0
 _LIVES: Final = 10.0
 """Seconds after which a child is taken to be able to live."""
 _MOST_SHORT_LIVES: Final = 5
-_BEYOND: Final = 10.0
+BEYOND: Final = 10.0
 """Seconds beyond shutdown_timeout until a child that does not end is killed."""
 _FRESH: Final = 2.0
 
@@ -105,6 +105,11 @@ class Supervisor:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             for pipe in (self._read_end, self._wake_read, self._wake_write):
                 os.close(pipe)
+
+    def stop_soon(self) -> None:
+        """Begin to stop, as a first signal does; from any thread."""
+        if not self._signals:
+            self._signals.append(signal.SIGTERM)
 
     def why_not_ready(self) -> str | None:
         """What keeps the whole from being ready, or None; from any thread."""
@@ -224,7 +229,7 @@ class Supervisor:
         if self._lifeline is None:
             # One that was still starting up ends by the signal itself.
             if code not in (0, RECYCLED, -signal.SIGTERM, -signal.SIGINT):
-                log.error("process %s, pid %d, %s", slot.name, pid, _ended(code))
+                log.error("process %s, pid %d, %s", slot.name, pid, ended(code))
                 self._failed = True
         elif code == RECYCLED:
             log.info("process %s, pid %d, is renewed", slot.name, pid)
@@ -236,7 +241,7 @@ class Supervisor:
             self._put_off(slot, now)
             log.warning(
                 "process %s, pid %d, %s; the next starts in %.1f s",
-                slot.name, pid, _ended(code), slot.start_at - now,
+                slot.name, pid, ended(code), slot.start_at - now,
                 extra={"action": "process_died"},
             )  # fmt: skip
 
@@ -250,7 +255,7 @@ class Supervisor:
         if self._lifeline is not None:
             lifeline, self._lifeline = self._lifeline, None
             os.close(lifeline)
-            self._kill_at = time.monotonic() + self._shutdown_timeout + _BEYOND
+            self._kill_at = time.monotonic() + self._shutdown_timeout + BEYOND
 
     def _kill(self) -> None:
         for slot in self._living():
@@ -261,7 +266,7 @@ class Supervisor:
             self._deafen(slot)
 
 
-def _ended(code: int) -> str:
+def ended(code: int) -> str:
     if code >= 0:
         return f"ended with {code}"
     try:

@@ -10,6 +10,7 @@ exit codes: 0 stopped in order, or --burst found nothing left; 1 given up; 2 wro
 
 import argparse
 import logging
+import os
 import sys
 from importlib import metadata
 from typing import Final
@@ -21,7 +22,8 @@ from taskrunner.cli.info import server_name
 from taskrunner.cli.locate import WrongArgument, find_runner
 from taskrunner.cli.minders import Burst, Lifeline, MemoryLimit, Reporter, counted
 from taskrunner.cli.probes import ProbeServer, Readiness
-from taskrunner.cli.supervisor import RECYCLED, Supervisor
+from taskrunner.cli.reload import Reloader
+from taskrunner.cli.supervisor import BEYOND, RECYCLED, Supervisor
 from taskrunner.cli.table import pairs
 from taskrunner.errors import describe
 from taskrunner.runner import TaskRunner
@@ -31,6 +33,9 @@ HELP: Final = "run the tasks of an application"
 
 _ANSWERS_WITHIN: Final = 1.0
 _MOST_NAMED: Final = 8
+_PASSED_ON: Final = ("workers", "batch_size", "max_tasks", "max_memory")
+_OWN: Final = ("processes", "health_port")
+"""Of a supervisor's own; a reloader passes them on too."""
 
 log = logging.getLogger("taskrunner.worker")
 
@@ -71,26 +76,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(logs.LEVELS)} (default: info)",
     )
     add("--log-format", choices=logs.FORMATS, default="text", help="(default: text)")
+    add(
+        "--reload",
+        action="store_true",
+        help="start anew when a Python file changes; in development",
+    )
     add("--health-port", type=_port, metavar="P", help="serve /live and /ready there (0: any)")
     add("--as-child", type=_Child.read, help=argparse.SUPPRESS)
+    add("--lifeline", type=int, help=argparse.SUPPRESS)  # of a reloader
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a worker, a supervisor, or a supervisor's child."""
+    """Run a worker, a supervisor, a supervisor's child, or a reloader."""
     child: _Child | None = arguments.as_child
     logs.configure(
         arguments.log_level, arguments.log_format, f"p{child.number}" if child is not None else ""
     )
-    lifeline = Lifeline(child.lifeline) if child is not None else None
+    if arguments.reload:
+        return _reload(arguments)
+    pipe = child.lifeline if child is not None else arguments.lifeline
+    lifeline = Lifeline(pipe) if pipe is not None else None
     if lifeline is not None:
         lifeline.start()
     runner = find_runner(arguments.application)
     _set(runner, arguments, child)
+    if child is None and (arguments.processes > 1 or arguments.max_tasks or arguments.max_memory):
+        return _supervise(runner, arguments, lifeline)
     if lifeline is not None:
-        lifeline.runner = runner
-    elif arguments.processes > 1 or arguments.max_tasks or arguments.max_memory:
-        return _supervise(runner, arguments)
+        lifeline.holds(lambda: _stop(runner), runner.config.shutdown_timeout)
     return _work(runner, arguments, child)
+
+
+def _stop(runner: TaskRunner) -> None:
+    if runner.state == "init":
+        os._exit(0)
+    runner.stop_soon()
+
+
+def _reload(arguments: argparse.Namespace) -> int:
+    if arguments.burst:
+        raise WrongArgument("--reload and --burst: what stops by itself is not started anew")
+
+    def command(lifeline: int) -> list[str]:
+        return [*_command(arguments, _OWN), "--lifeline", str(lifeline)]
+
+    return Reloader(command, arguments.application).run()
 
 
 def _set(runner: TaskRunner, arguments: argparse.Namespace, child: _Child | None) -> None:
@@ -149,13 +179,9 @@ def _work(runner: TaskRunner, arguments: argparse.Namespace, child: _Child | Non
     return RECYCLED if renewed else 0
 
 
-def _supervise(runner: TaskRunner, arguments: argparse.Namespace) -> int:
-    def command(number: int, lifeline: int, status: int | None) -> list[str]:
-        return [
-            *(sys.executable, "-m", "taskrunner", "worker", arguments.application),
-            *_passed_on(arguments),
-            *("--as-child", str(_Child(number, lifeline, status))),
-        ]
+def _supervise(runner: TaskRunner, arguments: argparse.Namespace, lifeline: Lifeline | None) -> int:
+    def command(number: int, pipe: int, status: int | None) -> list[str]:
+        return [*_command(arguments), "--as-child", str(_Child(number, pipe, status))]
 
     supervisor = Supervisor(
         command,
@@ -165,6 +191,8 @@ def _supervise(runner: TaskRunner, arguments: argparse.Namespace) -> int:
         shutdown_timeout=runner.config.shutdown_timeout,
         block=runner.config.block_duration,
     )
+    if lifeline is not None:
+        lifeline.holds(supervisor.stop_soon, runner.config.shutdown_timeout + BEYOND)
     probes: ProbeServer | None = None
     if arguments.health_port is not None:
         probes = ProbeServer(arguments.health_port, supervisor.why_not_ready)
@@ -177,9 +205,11 @@ def _supervise(runner: TaskRunner, arguments: argparse.Namespace) -> int:
             probes.stop()
 
 
-def _passed_on(arguments: argparse.Namespace) -> list[str]:
-    words = ["--log-level", arguments.log_level, "--log-format", arguments.log_format]
-    for name in ("workers", "batch_size", "max_tasks", "max_memory"):
+def _command(arguments: argparse.Namespace, more: tuple[str, ...] = ()) -> list[str]:
+    """The command line of a child: these arguments, without those of its parent's own."""
+    words = [sys.executable, "-m", "taskrunner", "worker", arguments.application]
+    words += ("--log-level", arguments.log_level, "--log-format", arguments.log_format)
+    for name in (*_PASSED_ON, *more):
         value = getattr(arguments, name)
         if value is not None:
             words += (f"--{name.replace('_', '-')}", str(value))
@@ -206,6 +236,8 @@ def _show_banner(runner: TaskRunner, arguments: argparse.Namespace, port: int | 
     ]
     if port is not None:
         rows.append(("probes", f"port {port}, /live and /ready"))
+    if arguments.lifeline is not None:
+        rows.append(("reload", "when a Python file changes; for development only"))
     if arguments.log_format == "json":
         log.info("taskrunner %s", _version(), extra={"action": "worker_banner", **dict(rows)})
         return

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from taskrunner.cli.embedded import EmbeddedServer
 from tests.support import eventually, stays
 from tests.support.desk import Desk
 from tests.support.names import Names
+from tests.support.server import pause_process
 from tests.support.shop import Shop
 
 
@@ -164,6 +166,24 @@ def test_a_killed_supervisor_leaves_no_orphan(shop: Shop, desk: Desk, busy: bool
     if busy:
         assert [what for _, what in shop.ran()] == ["begin", "end"]
         assert desk.length() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_a_killed_supervisor_leaves_no_frozen_orphan(shop: Shop, desk: Desk) -> None:
+    """A child that is stopped can notice nothing: it is woken, ends its task, and stops in
+    order."""
+    worker = shop.worker("--processes", "2", "--workers", "1")
+    worker.wait_started(2)
+    desk.send("nap", [1.0, 1.0])
+    eventually(lambda: len(shop.ran()) == 2, 10)
+    for pid in worker.living:
+        pause_process(pid)
+
+    worker.process.kill()
+    worker.process.wait()
+    eventually(lambda: not worker.living, 15, message=lambda: worker.log)
+    assert [what for _, what in shop.ran()].count("end") == 2
+    assert desk.length() == 0
 
 
 def test_when_no_child_can_live_the_supervisor_gives_up(shop: Shop) -> None:
