@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from taskrunner import TaskRunner, clock, keys
+from taskrunner import TaskRunner, keys
 from taskrunner.cli.embedded import EmbeddedServer
-from taskrunner.reports import Health, Reports
-from taskrunner.services.elector import Elector
-from taskrunner.store import connection
-from taskrunner.store.connection import Connections
-from taskrunner.store.instances import OwnedKey, new_instance_id
+from taskrunner.store.instances import new_instance_id
 from tests.support import Names, OwnServer, Proxy, busy, eventually, faults, stays
 from tests.support.fleet import Fleet
 
@@ -357,119 +353,3 @@ def test_due_tasks_do_not_wait_for_a_leader_whose_stop_returned_false(fleet: Fle
 def _held(fleet: Fleet) -> int:
     pending: Any = fleet.client.xpending(fleet.names.stream, fleet.names.group)
     return int(pending["pending"])
-
-
-# --- the elector alone ---
-
-
-@pytest.fixture
-def elector(server: EmbeddedServer, names: Names) -> Iterator[Callable[..., Elector]]:
-    connections = Connections(server.url)
-
-    def make(value: str = "me", ttl: float = 2.0, won: Callable[[], None] | None = None) -> Elector:
-        return Elector(
-            Health(Reports(), connection.lost),
-            lease=OwnedKey(connections, keys.leader(names.group), value),
-            ttl=ttl,
-            poll=5.0,
-            channel=keys.channel(names.group),
-            won=won or (lambda: None),
-        )
-
-    yield make
-    connections.close()
-
-
-def test_leadership_is_trusted_for_nine_tenths_of_the_ttl_from_the_sending(
-    elector: Callable[..., Elector], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Counted from before the request left, on the monotonic clock."""
-    now = [1000.0]
-    monkeypatch.setattr("taskrunner.services.elector.monotonic", lambda: now[0])
-    one = elector(ttl=10.0)
-    keep = one.lease.keep
-
-    def slow_keep(ttl: float) -> int:
-        result = keep(ttl)
-        now[0] += 3.0  # the answer took its time
-        return result
-
-    monkeypatch.setattr(one.lease, "keep", slow_keep)
-    assert one.tick() == 5.0
-    assert one.is_leader()
-    now[0] = 1000.0 + 9.0 - 0.001
-    assert one.is_leader()
-    now[0] = 1000.0 + 9.0
-    assert not one.is_leader()
-
-
-def test_a_follower_s_next_try_is_when_the_lease_it_sees_runs_out(
-    elector: Callable[..., Elector], client: redis.Redis, names: Names
-) -> None:
-    """Never before, so that it need not come twice; a little apart from the other followers."""
-    client.set(keys.leader(names.group), "another", px=1500)
-    waits = [elector(f"me-{number}").tick() for number in range(20)]
-    assert all(1.3 < wait < 1.75 for wait in waits)
-    assert len(set(waits)) > 5
-
-
-def test_resigning_releases_only_one_s_own_lease(
-    elector: Callable[..., Elector], client: redis.Redis, names: Names
-) -> None:
-    """And tells the channel, once."""
-    listening = client.pubsub()
-    listening.subscribe(keys.channel(names.group))
-    eventually(lambda: listening.get_message(timeout=1))
-    one = elector()
-    one.tick()
-    client.set(keys.leader(names.group), "another")
-    one.close()
-    assert client.get(keys.leader(names.group)) == b"another"
-    client.delete(keys.leader(names.group))
-    one.tick()
-    one.close()
-    one.close()
-    assert client.exists(keys.leader(names.group)) == 0
-    assert not one.is_leader()
-    message = listening.get_message(timeout=2)
-    assert message is not None
-    assert message["data"] == b"lease"
-    assert listening.get_message(timeout=0.2) is None
-    listening.close()
-
-
-def test_winning_is_said_once_for_each_time_it_is_won(elector: Callable[..., Elector]) -> None:
-    """The poller is woken then, not at each renewal."""
-    won: list[float] = []
-    one = elector(won=lambda: won.append(clock.monotonic()))
-    one.tick()
-    one.tick()
-    assert len(won) == 1
-    one.lose()
-    assert not one.is_leader()
-    one.tick()
-    assert len(won) == 2
-    one.close()
-
-
-def test_two_electors_that_race_for_a_free_lease_make_one_leader(
-    elector: Callable[..., Elector], client: redis.Redis, names: Names
-) -> None:
-    """SET NX decides, a hundred times."""
-    pair = [elector("a", 60.0), elector("b", 60.0)]
-    for _ in range(100):
-        client.delete(keys.leader(names.group))
-        for one in pair:
-            one.lose()
-        barrier = threading.Barrier(2)
-
-        def race(one: Elector, barrier: threading.Barrier = barrier) -> None:
-            barrier.wait()
-            one.tick()
-
-        threads = [threading.Thread(target=race, args=(one,)) for one in pair]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sum(one.is_leader() for one in pair) == 1
