@@ -47,7 +47,6 @@ class TaskContext:
         self,
         delivery: Delivery,
         message: Message,
-        *,
         name: str,
         attempt: int,
         max_retry: int,

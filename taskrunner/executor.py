@@ -138,17 +138,18 @@ class Executor:
                     delivery, message, error, attempts=delivery.count, spent=delivery.count
                 )
                 return
-        if message.only_group is not None and message.only_group != self._group:
+        head = message.head
+        if head.only_group is not None and head.only_group != self._group:
             delivery.settlement = UNSEEN
             self._settle(delivery)  # a retry or a requeued letter of another group: not ours to run
             return
-        task = self._registry.get(message.task_name)
+        task = self._registry.get(head.task_name)
         if task is None:
             self._unknown(delivery, message)
             return
-        attempt = message.attempt + delivery.count
-        most = task.max_retry + task.max_lost
+        attempt = head.attempt + delivery.count
         if not retry.may_run(attempt, task.max_retry, task.max_lost):
+            most = task.max_retry + task.max_lost
             exceeded = MaxRetryExceededError(
                 f"task {task.name!r}: delivery {attempt} is beyond max_retry={task.max_retry} + "
                 f"max_lost={task.max_lost}. Earlier ones were lost with its process, so it may "
@@ -156,9 +157,9 @@ class Executor:
             )
             self._fail_for_good(delivery, message, exceeded, attempts=attempt - 1, spent=most)
             return
-        if message.unique and not self._may_start(delivery, message):
+        if head.unique and not self._may_start(delivery, message):
             return
-        if 0 < message.reservation_timeout < self._third_ns:
+        if 0 < head.reservation_timeout < self._third_ns:
             self._renew_early()
         self._run(delivery, message, task, attempt)
 
@@ -194,14 +195,7 @@ class Executor:
         return False
 
     def _run(self, delivery: Delivery, message: Message, task: Task[Any], attempt: int) -> None:
-        context = TaskContext(
-            delivery,
-            message,
-            name=task.name,
-            attempt=attempt,
-            max_retry=task.max_retry,
-            stopping=self._stopping,
-        )
+        context = TaskContext(delivery, message, task.name, attempt, task.max_retry, self._stopping)
         debug = log.isEnabledFor(logging.DEBUG)
         if debug:
             log.debug(

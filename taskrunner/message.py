@@ -13,7 +13,8 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NoReturn
+from operator import attrgetter
+from typing import Any, NoReturn, TypeVar
 
 import attrs
 
@@ -53,36 +54,95 @@ _RANGES = {key: _COUNT if key in _EXTRAS else _INT64 for key in _TYPES if _TYPES
 _QUOTED = {f'"{name}"': name for name in _EXPECTED | _MEMBER}
 
 
-@attrs.frozen(kw_only=True, slots=False)  # a fifth faster to make than with slots
-class Message:
-    """One call of a task as it lies in the stream, decoded; `text` is the whole JSON text."""
+@attrs.frozen(kw_only=True)
+class Head:
+    """What the messages of one task mostly have in common, so that most share one of these."""
 
     task_name: str
-    payload: Any = None
     unique: bool = False
     unique_for: int = 0  # seconds
     unique_key: str = ""
     unique_lock_value: str = ""
     reservation_timeout: int = 0  # nanoseconds
-    id: str | None = None
     attempt: int = 0  # deliveries spent before this entry
     unknown: int = 0  # moves of an unknown task
     only_group: str | None = None
-    enqueued_at: float | None = None  # unix seconds
-    text: str
+
+
+def _of_head(field: str) -> Any:
+    return property(attrgetter(f"head.{field}"))
+
+
+class Message:
+    """One call of a task as it lies in the stream, decoded; `text` is the whole JSON text.
+
+    There is one for each task that runs, so it is small, and what few ask for (`id`,
+    `enqueued_at`) is taken from the text when they do. Never changed once it is made.
+    """
+
+    __slots__ = ("_rest", "head", "payload", "text")
+
+    def __init__(
+        self, head: Head, payload: Any, text: str, rest: "int | tuple[str | None, float | None]"
+    ) -> None:
+        self.head = head
+        self.payload = payload
+        self.text = text
+        self._rest = rest  # id and enqueued_at, or where in the text a usual tail begins
+
+    task_name: str = _of_head("task_name")
+    unique: bool = _of_head("unique")
+    unique_for: int = _of_head("unique_for")
+    unique_key: str = _of_head("unique_key")
+    unique_lock_value: str = _of_head("unique_lock_value")
+    reservation_timeout: int = _of_head("reservation_timeout")
+    attempt: int = _of_head("attempt")
+    unknown: int = _of_head("unknown")
+    only_group: str | None = _of_head("only_group")
+
+    @property
+    def id(self) -> str | None:
+        """The message's id, the same over all its moves; None where it has none yet."""
+        return self._read_rest()[0]
+
+    @property
+    def enqueued_at(self) -> float | None:
+        """When it was dispatched, in unix seconds."""
+        return self._read_rest()[1]
+
+    def _read_rest(self) -> tuple[str | None, float | None]:
+        rest = self._rest
+        if isinstance(rest, int):
+            found = _usual_tail(self.text, rest)
+            assert found is not None  # or `decode` would have read it
+            rest = found[1], float(found[2])
+        return rest
 
     @property
     def lock_name(self) -> str | None:
         """Name of the unique lock, or None; Go leaves `unique_key` empty without a key function."""
         return (self.unique_key or self.task_name) if self.unique else None
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return (self.head, self.payload, self.text) == (other.head, other.payload, other.text)
 
-@attrs.frozen(kw_only=True, slots=False)
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        rest = f"id={self.id!r}, enqueued_at={self.enqueued_at!r}, text={self.text!r}"
+        return f"{type(self).__name__}({self.head}, payload={self.payload!r}, {rest})"
+
+
 class DelayedMessage(Message):
     """One call that waits in the delayed set; `payload_text` is for hashing (`canonical`)."""
 
-    time: int = 0  # due, in whole unix seconds
-    payload_text: str = "null"
+    __slots__ = ("payload_text", "time")
+
+    time: int  # due, in whole unix seconds
+    payload_text: str
 
 
 # --- JSON ---
@@ -245,92 +305,56 @@ def _drop_strange(fields: dict[str, Any]) -> bool:
     return not any(key.casefold() in _MESSAGE for key in strange)
 
 
-_heads: dict[bytes, dict[str, Any]] = {}
-"""What stands before a message's payload, as seen so far, and the fields it decodes to. Messages of
-one task that is not unique all begin alike, so only their payload and the extra keys are left to
-read."""
+_heads: dict[bytes, Head] = {}
+"""How a message begins, up to its payload, as seen so far, and what that decodes to. Messages of one
+task that is not unique all begin alike, so only their payload and tail are left to read."""
 
+_latest: tuple[bytes, Head] = (b"\xff", Head(task_name=""))  # which no text begins with
 _MOST_HEADS = 1024
 _BEFORE_PAYLOAD = b',"payload":'
-_scan_extras: Callable[[str, int], tuple[Any, int]] = vars(
-    json.JSONDecoder(parse_constant=_refuse)  # its floats are checked afterwards, which is faster
-)["scan_once"]
 _scan_once: Callable[[str, int], tuple[Any, int]] = vars(_decoder)["scan_once"]
-
-
-def _learn(body: bytes, at: int) -> None:
-    """Remember a head: the six fields before `payload`, in their plain form, of a task that is not
-    unique."""
-    head = body[:at]
-    if len(_heads) >= _MOST_HEADS or not head.isascii() or len(head) > 1024:
-        return
-    try:
-        fields = _load(head.decode() + "}")
-    except InvalidTaskPayloadError:  # the mark stands inside another field
-        return
-    if list(fields) == list(_FIELDS[:6]) and not _complaint(fields) and not fields["unique"]:
-        blank = vars(Message(task_name="", text=""))
-        _heads[head] = {**blank, **fields}
-
-
-def _quick(body: bytes, at: int) -> Message | None:
-    """A message whose head is known; None where anything is unusual, so that `decode` looks
-    closely.
-
-    The mark can't lie inside a string, for a quote in there is escaped.
-    """
-    known = _heads.get(body[:at])
-    if known is None:
-        return None
-    try:
-        text = body.decode()
-        payload, end = _scan_once(text, at + len(_BEFORE_PAYLOAD))
-        usual = _usual_tail(text, end)
-        if usual is not None:
-            extras = {"id": usual[1], "enqueued_at": float(usual[2])}
-        elif text[end] == ",":
-            extras, last = _scan_extras("{" + text[end + 1 :], 0)
-            if last != len(text) - end or not extras or not _sound(extras):
-                return None
-        elif text[end:] == "}":
-            extras = {}
-        else:
-            return None
-    except (ValueError, RecursionError, StopIteration, IndexError):
-        return None
-    if "\\" in text and text is not _paired(text):
-        return None
-    message = object.__new__(Message)  # the generated __init__ costs as much as all of the above
-    message.__dict__.update(known, payload=payload, text=text, **extras)
-    return message
-
-
 _usual_tail = re.compile(
     r',"id":"([0-9A-Za-z-]{1,200})","enqueued_at":((?:0|[1-9]\d{0,11})\.\d{1,9})\}', re.ASCII
 ).fullmatch
-"""What `encode` writes behind a payload; one match is half the price of the scanner."""
-
-
-def _sound(extras: dict[str, Any]) -> bool:
-    """Whether these are keys of ours only, of the right types."""
-    at = extras.get("enqueued_at")
-    return _OURS.issuperset(extras) and not _complaint(extras) and (at is None or at - at == 0.0)
-
-
-_OURS = frozenset(_EXTRAS)
+"""What `encode` writes behind a payload."""
 
 
 def decode(body: bytes) -> Message:
     """The message in a stream entry's `payload` field; InvalidTaskPayloadError if it is none."""
-    at = body.find(_BEFORE_PAYLOAD)
-    if at > 0:
-        message = _quick(body, at)
-        if message is not None:
+    global _latest  # noqa: PLW0603 - a memo: whichever thread was last
+    start, head = _latest
+    if not body.startswith(start):
+        # The mark can't lie inside a string, for a quote in there is escaped.
+        start = body[: body.find(_BEFORE_PAYLOAD) + len(_BEFORE_PAYLOAD)]
+        if start not in _heads:
+            message = _decode(body)
+            _learn(start)
             return message
-    message = _decode(body)
-    if at > 0 and not message.unique:
-        _learn(body, at)
-    return message
+        head = _heads[start]
+        _latest = start, head
+    try:
+        text = body.decode()
+        payload, end = _scan_once(text, len(start))
+    except (ValueError, RecursionError, StopIteration):
+        return _decode(body)
+    if _usual_tail(text, end) is None or text is not _paired(text):
+        return _decode(body)
+    return Message(head, payload, text, end)
+
+
+def _learn(start: bytes) -> None:
+    """Remember how a message begins: with the six fields in their plain form, of a task that is not
+    unique."""
+    if not start.endswith(_BEFORE_PAYLOAD) or not start.isascii():
+        return
+    if len(_heads) >= _MOST_HEADS or len(start) > 1024:
+        return
+    try:
+        fields = _load(start.removesuffix(_BEFORE_PAYLOAD).decode() + "}")
+    except InvalidTaskPayloadError:  # the mark stands inside another field
+        return
+    if list(fields) == list(_FIELDS[:6]) and not _complaint(fields) and not fields["unique"]:
+        _heads[start] = Head(**fields)
 
 
 def _decode(body: bytes) -> Message:
@@ -344,9 +368,21 @@ def _decode(body: bytes) -> Message:
         and not _complaint(fields)
         and fields.get("task_name")
     ):
-        return Message(**fields, text=text)
+        return _made(Message, fields, text)
     # The slow way: a name in another case, a null, a key of ours of a wrong type, a real fault.
-    return Message(**_read(whole, _MESSAGE).checked("task_name"), text=text)
+    return _made(Message, _read(whole, _MESSAGE).checked("task_name"), text)
+
+
+_M = TypeVar("_M", bound=Message)
+
+
+def _made(kind: type[_M], fields: dict[str, Any], text: str) -> _M:
+    """A message of checked fields, which are used up."""
+    payload, rest = (
+        fields.pop("payload", None),
+        (fields.pop("id", None), fields.pop("enqueued_at", None)),
+    )
+    return kind(Head(**fields), payload, text, rest)
 
 
 def salvage(body: bytes) -> Message:
@@ -357,15 +393,18 @@ def salvage(body: bytes) -> Message:
     except InvalidTaskPayloadError:
         values = {}
     sound = {key: value for key, value in values.items() if _complaint({key: value}) is None}
-    return Message(**{"task_name": "", **sound}, text=text)
+    return _made(Message, {"task_name": "", **sound}, text)
 
 
 def decode_delayed(member: bytes) -> DelayedMessage:
     """The call in a member of the delayed set; InvalidTaskPayloadError if it is none."""
     text = _text(member)
     found = _read(_paired(text), _MEMBER)
-    payload_text = found.texts.get("payload", "null")
-    return DelayedMessage(**found.checked("task"), text=text, payload_text=payload_text)
+    fields = found.checked("task")
+    time = fields.pop("time", 0)
+    message = _made(DelayedMessage, fields, text)
+    message.time, message.payload_text = time, found.texts.get("payload", "null")
+    return message
 
 
 def members(text: str) -> list[tuple[str, str]]:

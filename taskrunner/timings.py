@@ -15,15 +15,15 @@ MOST_SAMPLES: Final = 1000
 
 
 class _Totals(threading.local):
-    """One thread's sums, which only grow: name -> [nanoseconds, runs]."""
+    """One thread's sums, which only grow: name -> [seconds, runs]."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, list[int]] | None = None
+        self.by_name: dict[str, list[float]] | None = None
 
 
 class Timings:
-    """Sums run times by task name; nanoseconds inside, so tasks far below a millisecond add up
-    (D39).
+    """Sums run times by task name; what is below a millisecond is carried, so that short tasks add
+    up (D39).
 
     Each thread adds to sums of its own, which are never reset: what is taken is what came since the
     last time. So no lock stands between workers, and no sample is lost between reading and
@@ -33,9 +33,9 @@ class Timings:
     def __init__(self) -> None:
         self._mine = _Totals()
         self._lock = threading.Lock()  # of what follows; workers take it once, for their first run
-        self._threads: list[tuple[threading.Thread, dict[str, list[int]]]] = []
-        self._ended: dict[str, list[int]] = {}  # of threads that are gone
-        self._taken: dict[str, list[int]] = {}
+        self._threads: list[tuple[threading.Thread, dict[str, list[float]]]] = []
+        self._ended: dict[str, list[float]] = {}  # of threads that are gone
+        self._taken: dict[str, list[int]] = {}  # milliseconds, runs
 
     def add(self, task_name: str, seconds: float) -> None:
         """One run took so long."""
@@ -46,9 +46,9 @@ class Timings:
                 self._threads.append((threading.current_thread(), totals))
         entry = totals.get(task_name)
         if entry is None:
-            totals[task_name] = [int(seconds * 1e9), 1]
+            totals[task_name] = [seconds, 1]
         else:
-            entry[0] += int(seconds * 1e9)
+            entry[0] += seconds
             entry[1] += 1
 
     def take(self) -> dict[str, tuple[int, int]]:
@@ -56,14 +56,13 @@ class Timings:
         time."""
         result: dict[str, tuple[int, int]] = {}
         with self._lock:
-            for name, (nanoseconds, runs) in self._sums().items():
+            for name, (seconds, runs) in self._sums().items():
                 taken = self._taken.setdefault(name, [0, 0])
-                milliseconds = (nanoseconds - taken[0]) // 1_000_000
-                count = runs - taken[1]
+                milliseconds, count = int(seconds * 1000) - taken[0], int(runs) - taken[1]
                 if milliseconds or count:
                     result[name] = (milliseconds, count)
-                    taken[0] += milliseconds * 1_000_000
-                    taken[1] = runs
+                    taken[0] += milliseconds
+                    taken[1] += count
         return result
 
     def give_back(self, result: dict[str, tuple[int, int]]) -> None:
@@ -71,24 +70,24 @@ class Timings:
         with self._lock:
             for name, (milliseconds, count) in result.items():
                 taken = self._taken.setdefault(name, [0, 0])
-                taken[0] -= milliseconds * 1_000_000
+                taken[0] -= milliseconds
                 taken[1] -= count
 
-    def _sums(self) -> dict[str, list[int]]:
+    def _sums(self) -> dict[str, list[float]]:
         for thread, totals in list(self._threads):
             if not thread.is_alive():
                 _merge(self._ended, totals)
                 self._threads.remove((thread, totals))
-        sums: dict[str, list[int]] = {}
+        sums: dict[str, list[float]] = {}
         for totals in (self._ended, *(totals for _, totals in self._threads)):
             _merge(sums, totals)
         return sums
 
 
-def _merge(into: dict[str, list[int]], totals: dict[str, list[int]]) -> None:
-    for name, (nanoseconds, runs) in totals.copy().items():
-        entry = into.setdefault(name, [0, 0])
-        entry[0] += nanoseconds
+def _merge(into: dict[str, list[float]], totals: dict[str, list[float]]) -> None:
+    for name, (seconds, runs) in totals.copy().items():
+        entry = into.setdefault(name, [0.0, 0])
+        entry[0] += seconds
         entry[1] += runs
 
 

@@ -8,7 +8,7 @@ import pytest
 from taskrunner import context
 from taskrunner.context import TaskContext, TaskMessage, current_task
 from taskrunner.delivery import Delivery
-from taskrunner.message import Message
+from taskrunner.message import Head, Message
 
 MESSAGE = TaskMessage(
     id="7b0e",
@@ -23,12 +23,10 @@ MESSAGE = TaskMessage(
 
 
 def _context(*, lost: bool = False, stopping: bool = False) -> TaskContext:
-    message = Message(task_name="send-email", payload={"to": "secret"}, id="7b0e", text="{}")
+    message = Message(Head(task_name="send-email"), {"to": "secret"}, "{}", ("7b0e", None))
     delivery = Delivery(b"1-0", b"{}", "g_h_1", 2, 0.0)
     delivery.lost = lost
-    return TaskContext(
-        delivery, message, name="send-email", attempt=2, max_retry=3, stopping=lambda: stopping
-    )
+    return TaskContext(delivery, message, "send-email", 2, 3, lambda: stopping)
 
 
 def test_current_task_is_the_context_the_executor_set() -> None:
