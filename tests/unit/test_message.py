@@ -638,6 +638,7 @@ _EXTRA_TAILS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(
     payload=st.one_of(
         st.sampled_from(
