@@ -27,6 +27,12 @@ def shop(tmp_path: Path, server: EmbeddedServer, names: Names) -> Iterator[Shop]
     made.close()
 
 
+def cpu_seconds(pid: int) -> float:
+    """What the process has used of a processor so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_a_worker_says_what_it_serves_and_runs_it(shop: Shop, desk: Desk, names: Names) -> None:
     """The banner holds what one asks first when nothing happens."""
     desk.send("note", range(3))
@@ -37,7 +43,7 @@ def test_a_worker_says_what_it_serves_and_runs_it(shop: Shop, desk: Desk, names:
         rf"^group +{names.group}$",
         rf"^stream +{names.stream}$",
         r"^server +unix:\S+, (Redis|Valkey) \d+\.\d+",
-        r"^tasks +5: child, grow, nap, note, parent$",
+        r"^tasks +6: child, compute, grow, nap, note, parent$",
         r"^workers +3$",
         rf"^host +{names.host}$",
     ):
@@ -108,6 +114,42 @@ def test_sigterm_ends_all_children_in_order(shop: Shop, desk: Desk, names: Names
     assert not worker.living
     assert [what for _, what in shop.ran()].count("end") == 2
     assert desk.length() == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_two_processes_share_what_computes(shop: Shop, desk: Desk) -> None:
+    """Each does its share, with a processor's time of its own, at the same time as the other: that
+    is what makes two faster. How much: `python -m benchmarks.processes`. A busy machine may favour
+    one of them for a second, so one round in four has to be fair."""
+    worker = shop.worker("--processes", "2", "--workers", "2", "--batch-size", "5")
+    worker.wait_started(2)
+
+    def shares() -> str:
+        before = {pid: cpu_seconds(pid) for pid in worker.living}
+        done = len(shop.ran())
+        desk.send("compute", [0.005] * 300)
+        eventually(lambda: len(shop.ran()) == done + 300, 60, message=lambda: worker.log)
+        spent = {pid: cpu_seconds(pid) - before[pid] for pid in worker.living}
+        spans: dict[int, list[float]] = {pid: [] for pid in worker.living}
+        for pid, times in shop.ran()[done:]:
+            spans[pid] += (float(time) for time in times.split())
+        assert all(spans.values()), "one of them did nothing"
+        begins, ends = [min(s) for s in spans.values()], [max(s) for s in spans.values()]
+        fair = (
+            all(
+                0.35 <= len(times) / 600 <= 0.65
+                and 0.35 <= spent[pid] / sum(spent.values()) <= 0.65
+                for pid, times in spans.items()
+            )
+            and min(ends) - max(begins) > (max(ends) - min(begins)) / 2
+        )
+        counts = [len(times) // 2 for times in spans.values()]
+        return "" if fair else f"tasks {counts}, CPU {[*spent.values()]}, {begins}, {ends}"
+
+    unfair = [shares()]
+    while unfair[-1]:
+        assert len(unfair) < 4, unfair
+        unfair.append(shares())
 
 
 def test_a_signal_to_everyone_at_once_is_one_stop(shop: Shop, desk: Desk) -> None:

@@ -43,6 +43,13 @@ def grow(payload):
     kept = b"x" * payload
     ran("grown")
 
+@task(name="compute", registry=registry)
+def compute(payload):
+    begin, end = time.time(), time.thread_time() + payload
+    while time.thread_time() < end:
+        pass
+    ran(f"{begin} {time.time()}")
+
 @task(name="child", registry=registry)
 def child(payload):
     ran("child")
