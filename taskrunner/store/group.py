@@ -127,18 +127,21 @@ class ConsumerGroup:
             ):  # before 6.2 there is none
                 raise reply
 
-    def read(self, link: Link, consumer: str, count: int, block_ms: int) -> list[Delivery]:
-        """Read new entries; blocks up to `block_ms` when there are none."""
+    def read(self, link: Link, consumer: str, count: int, block_ms: int | None) -> list[Delivery]:
+        """Read new entries; blocks up to `block_ms` when there are none, or not at all (None)."""
         sent = monotonic()
+        block = () if block_ms is None else ("BLOCK", block_ms)
         reply = link.call(
-            "XREADGROUP", "GROUP", self.name, consumer, "COUNT", count, "BLOCK", block_ms,
+            "XREADGROUP", "GROUP", self.name, consumer, "COUNT", count, *block,
             "STREAMS", self.stream, ">",
         )  # fmt: skip
         if not reply:
             return []
         now = monotonic()
         batch = [_delivery(row[0], row[1], consumer, 1, now) for row in reply[0][1]]
-        made = sent + block_ms / 1000  # at the latest: a paused process reads a reply long after
+        made = (
+            sent + (block_ms or 0) / 1000
+        )  # at the latest: a paused process reads a reply long after
         if now > made:
             for delivery in batch:
                 delivery.confirmed = made
