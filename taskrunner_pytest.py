@@ -62,15 +62,15 @@ def taskrunner_runner(
     Run what waits with `taskrunner.testing.drain(taskrunner_runner)`, or start it. Afterwards it is
     stopped, its messages are deleted and their locks released.
     """
-    from taskrunner import TaskRunner
+    from taskrunner import TaskRunner, default_registry
     from taskrunner.testing import clean_up
 
+    before = default_registry.dispatcher
     settings = {"consumer_group": f"test-{secrets.token_hex(8)}", **taskrunner_settings}
     runner = TaskRunner(queue=taskrunner_queue, **settings)
-    before = runner.registry.dispatcher
     runner.make_default()
     yield runner
-    runner.registry.dispatcher = before
+    default_registry.dispatcher = before
     runner.stop()
     clean_up(runner)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+import redis
 
 from taskrunner import (
     RedisStreamQueue,
@@ -21,16 +22,19 @@ from taskrunner import (
     TaskRunner,
     TaskRunnerError,
     current_task,
+    keys,
     task,
 )
 from taskrunner.cli.embedded import EmbeddedServer
 from taskrunner.message import encode
 from taskrunner.testing import (
+    MovableClock,
     clean_up,
     drain,
     eager,
 )
 from tests.support.names import Names
+from tests.support.server import OwnServer
 from tests.support.waiting import eventually
 
 RECLAIM = 0.6
@@ -261,3 +265,98 @@ def test_eager_mode_and_a_drain_end_as_a_worker_does(server: EmbeddedServer, han
     assert len(wanted.events) > 20
     assert attrs.asdict(drained) == attrs.asdict(wanted)
     assert attrs.asdict(in_memory) == attrs.asdict(wanted)
+
+
+# --- a drain, beside others ---
+
+
+@pytest.fixture
+def play() -> Play:
+    return Play(handler=False)
+
+
+def test_a_retrys_wait_goes_on_from_drain_to_drain(
+    server: EmbeddedServer, names: Names, play: Play
+) -> None:
+    """By one clock: what was due 20 s after a moved instant is not due a second after it, whether
+    it is parked or, as the second, in the delayed set."""
+
+    @task(name="slow", max_retry=3, retry_delay=0.5, registry=play.registry)
+    def parked(payload: Any) -> None:
+        raise ValueError
+
+    @task(name="slower", max_retry=3, retry_delay=50, registry=play.registry)
+    def postponed(payload: Any) -> None:
+        raise ValueError
+
+    with on_server(play, server, names) as runner:
+        moved = MovableClock()
+        runner.dispatch("slow", {"id": "a"})
+        runner.dispatch("slower", {"id": "b"})
+
+        def ran(by: float) -> list[tuple[str, int]]:
+            moved.move(by)
+            done = drain(runner, clock=moved, raises=False)
+            return [(run.task_name, run.attempt) for run in done.runs]
+
+        assert ran(0) == [("slow", 1), ("slower", 1)]
+        assert ran(0.5) == [("slow", 2)]
+        assert ran(49.5) == [("slow", 3), ("slower", 2)]
+        assert ran(30) == []
+        assert ran(20) == [("slower", 3)]
+        assert [letter.attempts for letter in runner.dead_letters.list()] == [3, 3]
+
+
+def test_a_drain_takes_what_a_dead_worker_left_and_leaves_what_a_living_one_holds(
+    server: EmbeddedServer, names: Names, play: Play, client: redis.Redis
+) -> None:
+    """The one is due a reclaim_delay after its last sign of life; the other is being run."""
+    with on_server(play, server, names) as runner:
+        drain(runner)  # makes the group
+        for host in ("dead", "living"):
+            runner.dispatch("works", {"id": host})
+            consumer = keys.consumer(names.group, names.host + host, 1)
+            client.xreadgroup(names.group, consumer, {names.stream: ">"}, count=1)
+        client.set(keys.presence(names.host + "living"), "someone", ex=60)
+
+        moved = MovableClock()
+        assert drain(runner, clock=moved).runs == []
+        moved.move(2 * RECLAIM)
+        done = drain(runner, clock=moved)
+
+        assert [(run.payload["id"], run.attempt) for run in done.runs] == [("dead", 2)]
+        assert done.waiting == 1
+
+
+def test_a_drain_ahead_of_a_leading_worker_says_so(
+    server: EmbeddedServer, names: Names, play: Play, client: redis.Redis
+) -> None:
+    """Only the leader moves delayed messages, and it goes by Redis's own clock."""
+    with on_server(play, server, names) as runner:
+        client.set(keys.leader(names.group), "another", ex=60)
+        runner.dispatch("works", {"id": "late"}, run_in=60)
+
+        assert drain(runner).waiting == 1
+        with pytest.raises(RuntimeError, match="leads group .* stop it before a drain"):
+            drain(runner, everything=True)
+
+
+def test_clean_up_leaves_no_key(
+    own_server: Callable[..., OwnServer], names: Names, play: Play
+) -> None:
+    """Whatever state the messages are in; locks included."""
+    server = own_server(tcp=False)
+    client = server.client()
+    runner = make_runner(play, server.url, names)
+    runner.dispatch("unique", {"id": "now"})
+    runner.dispatch("unique", {"id": "later"}, run_in=60)
+    runner.dispatch("rejects", {"id": "dead"})
+    drain(runner, raises=False)
+    runner.dispatch("unique", {"id": "again"})
+    with runner:
+        eventually(lambda: runner.is_leader, 20)
+    runner.dispatch("unique", {"id": "last"})
+
+    clean_up(runner)
+
+    assert client.keys("*") == []
