@@ -9,7 +9,7 @@ import socket
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, cast
 
 import attrs
 from attrs import field
@@ -19,12 +19,16 @@ from taskrunner import clock
 from taskrunner.clock import Duration
 from taskrunner.errors import ConfigurationError, TaskRunnerError
 
-# What the hooks are handed is made on higher floors, so its types can't be named here.
-FailedTaskHandler: TypeAlias = Callable[[Any, TaskRunnerError], object]
-LongQueueHook: TypeAlias = Callable[[Any], object]
-ErrorHook: TypeAlias = Callable[[Any], object]
-BeforeTask: TypeAlias = Callable[[Any], object]
-AfterTask: TypeAlias = Callable[[Any, BaseException | None], object]
+if TYPE_CHECKING:  # what the hooks are handed is made on higher floors
+    from taskrunner.context import TaskContext, TaskMessage
+    from taskrunner.reports import ErrorReport
+    from taskrunner.stats import Stats
+
+FailedTaskHandler: TypeAlias = Callable[["TaskMessage", TaskRunnerError], object]
+LongQueueHook: TypeAlias = Callable[["Stats"], object]
+ErrorHook: TypeAlias = Callable[["ErrorReport"], object]
+BeforeTask: TypeAlias = Callable[["TaskContext"], object]
+AfterTask: TypeAlias = Callable[["TaskContext", BaseException | None], object]
 
 _Attribute: TypeAlias = "attrs.Attribute[Any]"
 _Validator: TypeAlias = Callable[[Any, _Attribute, Any], None]
@@ -233,6 +237,36 @@ class TaskRunnerConfig:
     def tick(self) -> float:
         """Seconds between two aggregations."""
         return self.long_queue_threshold / 2 or _TICK
+
+
+class Settings(TypedDict, total=False):
+    """The fields of `TaskRunnerConfig` as keywords, for those who take them in its place."""
+
+    consumer_group: str
+    host: str
+    consumers_prefix: str
+    batch_size: int
+    num_fetchers: int
+    num_workers: int
+    block_duration: Duration
+    shutdown_timeout: Duration
+    min_workers: int | None
+    max_workers: int | None
+    desired_wait_time: Duration | None
+    desired_wait_time_tolerance: Duration | None
+    tuning_cooldown_seconds: Duration
+    long_queue_hook: LongQueueHook | None
+    long_queue_threshold: Duration
+    metrics_reset_interval: Duration
+    failed_task_handler: FailedTaskHandler | None
+    on_error: ErrorHook | None
+    dead_letter_limit: int
+    unknown_task_deliveries: int
+    max_payload_bytes: int
+    before_task: BeforeTask | None
+    after_task: AfterTask | None
+    timings: Timings
+    replication_factor: int | None
 
 
 def _warn(text: str, category: type[Warning]) -> None:

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, Unpack
 
 import redis
 
 from taskrunner.clock import Duration, monotonic
 from taskrunner.clock import seconds as to_seconds
-from taskrunner.config import TaskRunnerConfig
+from taskrunner.config import Settings, TaskRunnerConfig
 from taskrunner.dispatcher import StreamDispatcher
 from taskrunner.errors import AlreadyStartedError, ConfigurationError, TaskNotFoundError, describe
 from taskrunner.observer import Observer, Observers, Sender
@@ -62,7 +62,7 @@ class TaskRunner:
         queue: RedisStreamQueue | None = None,
         *,
         registry: Registry = default_registry,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         self.config = TaskRunnerConfig.from_settings(config, settings)
         if queue is None:

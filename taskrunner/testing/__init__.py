@@ -9,12 +9,13 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, Unpack, cast
 
 from taskrunner import clock as clocks
 from taskrunner import keys
 from taskrunner.clock import Duration
 from taskrunner.clock import seconds as to_seconds
+from taskrunner.config import Settings
 from taskrunner.errors import AlreadyStartedError, ConfigurationError
 from taskrunner.runner import TaskRunner
 from taskrunner.store.connection import Connections
@@ -55,7 +56,7 @@ def eager(
     clock: MovableClock | None = None,
     hold: bool = False,
     raises: bool = True,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> "Eager":
     """Run tasks inside `.delay()`, without a server: `with eager(runner) as tasks: ...`.
 
@@ -74,7 +75,7 @@ def eager(
         runner = TaskRunner(
             client="redis://eager.invalid",  # never connected to
             registry=registry,
-            **{"consumer_group": "eager", **settings},
+            **cast(Settings, {"consumer_group": "eager", **settings}),
         )
         registry.dispatcher = before
     elif settings:

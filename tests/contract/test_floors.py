@@ -45,8 +45,11 @@ def floor(module: str) -> int | None:
 
 
 def imports(module: str) -> Iterator[tuple[ast.stmt, str]]:
-    """Every import of the module, wherever it stands, as (statement, full name)."""
-    for node in ast.walk(tree(module)):
+    """Every import of the module, wherever it stands, as (statement, full name).
+
+    But for those that never run: `if TYPE_CHECKING` names types for checkers.
+    """
+    for node in set(ast.walk(tree(module))) - for_checkers(module):
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -55,6 +58,16 @@ def imports(module: str) -> Iterator[tuple[ast.stmt, str]]:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 yield node, full if full in MODULES else node.module
+
+
+def for_checkers(module: str) -> set[ast.AST]:
+    """What stands below `if TYPE_CHECKING`."""
+    return {
+        inner
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
 
 
 def inner(module: str) -> set[str]:
@@ -155,6 +168,11 @@ def test_imports_stand_at_the_top_and_never_name_the_root(module: str) -> None:
 
     assert not hidden
     assert not root
+
+
+def test_types_of_higher_floors_are_named_in_one_module_only() -> None:
+    """The hooks' arguments; elsewhere the wish to name one is a sign of the wrong floor."""
+    assert {module for module in MODULES if for_checkers(module)} == {"taskrunner.config"}
 
 
 # --- one place for a thing ---

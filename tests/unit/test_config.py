@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 import pytest
 
-from taskrunner.config import TaskRunnerConfig, Timings
+from taskrunner.clock import Duration
+from taskrunner.config import Settings, TaskRunnerConfig, Timings
 from taskrunner.errors import ConfigurationError
 
 TUNING: dict[str, Any] = {
@@ -220,3 +221,18 @@ def test_from_settings_refuses_a_config_of_another_kind() -> None:
     """The group's name alone in the config's place is an easy mistake."""
     with pytest.raises(ConfigurationError, match=r"^config='myapp' is not a TaskRunnerConfig"):
         TaskRunnerConfig.from_settings("myapp", {})  # type: ignore[arg-type]
+
+
+def test_settings_by_keyword_are_the_fields_of_the_config() -> None:
+    """Two lists of one thing, for checkers can't derive the one from the other: same names, same
+    types, and a duration where the field converts one."""
+    fields = attrs.fields(TaskRunnerConfig)
+
+    assert list(Settings.__annotations__) == [field.name for field in fields]
+    for field in fields:
+        given = Settings.__annotations__[field.name]
+        if field.converter is None:
+            assert given == field.type, field.name
+        else:
+            optional = field.default is None
+            assert given == (Duration | None if optional else Duration), field.name

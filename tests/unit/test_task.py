@@ -1,23 +1,16 @@
 """The decorator, the tasks it makes, and the registry."""
 
 import functools
-import importlib.util
 import inspect
-import os
 import re
-import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import attrs
 import pytest
 
-import taskrunner
 from taskrunner.errors import (
     ConfigurationError,
     DuplicateTaskNameError,
@@ -404,110 +397,3 @@ def test_registering_the_same_function_again_replaces_it(registry: Registry) -> 
     second = load()
 
     assert registry.get("t") is second
-
-
-# --- types, as a user's checker sees them ---
-
-USERS_CODE = """
-    from datetime import datetime, timedelta
-    from typing import Any, TypedDict, assert_type
-
-    from taskrunner.task import Task, task
-
-    class Mail(TypedDict):
-        to: str
-
-    @task
-    def bare(payload: Mail) -> None: ...
-
-    @task("full", max_retry=3, unique_for=timedelta(1), unique_key=lambda payload: payload["to"])
-    def full(payload: Mail) -> int:
-        return 1
-
-    @task
-    def nothing() -> None: ...
-
-    @task(time_limit=2)
-    def nothing_with_options() -> None: ...
-
-    @task
-    def optional(days: int = 30) -> None: ...
-
-    def wait(attempt: int, error: BaseException) -> timedelta:
-        return timedelta(seconds=attempt)
-
-    @task(retry_delay=wait, unique_for=5, unique_key="payload")
-    def anything(payload: Any) -> None: ...
-
-    assert_type(bare, Task[Mail])
-    assert_type(full, Task[Mail])
-    assert_type(nothing, Task[None])
-    assert_type(nothing_with_options, Task[None])
-    assert_type(optional, Task[int | None])
-    assert_type(anything, Task[Any])
-
-    bare.delay({"to": "a"}, run_at=datetime.now())
-    full.delay({"to": "a"}, run_at=1.5)
-    full.delay_many([{"to": "a"}, {"to": "b"}], run_in=timedelta(1))
-    nothing.delay(run_in=5)
-    optional.delay()
-    optional.delay(7)
-    anything.delay()
-    anything.delay([1, 2])
-    some: Task[Any] = bare
-
-    bare.delay()  # wrong
-    bare.delay(3)  # wrong
-    bare.delay({"too": "a"})  # wrong
-    bare.delay({"to": "a"}, run_at="tomorrow")  # wrong
-    bare.delay({"to": "a"}, run_at=timedelta(1))  # wrong
-    bare.delay({"to": "a"}, run_in="5")  # wrong
-    bare.delay({"to": "a"}, when=5)  # wrong
-    bare.delay_many([3])  # wrong
-    bare.unlock(3)  # wrong
-    nothing.delay(3)  # wrong
-    optional.delay("seven")  # wrong
-    bare.max_retry = 5  # wrong
-    task(retries=3)  # wrong
-    task(max_retry="3")  # wrong
-    task(unique_for=5, unique_key="to")  # wrong
-    task(unique_for=5, unique_key=lambda payload: 5)  # wrong
-    task(retry_delay=lambda attempt: 5)  # wrong
-    task(5)  # wrong
-
-    def two(to: str, subject: str) -> None: ...
-
-    task(two)  # wrong
-    task("two")(two)  # wrong
-"""
-
-
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_a_type_checker_rejects_wrong_uses_and_only_those(checker: str, tmp_path: Path) -> None:
-    """A wrong payload, option or time is found in the editor, before anything runs."""
-    if importlib.util.find_spec(checker) is None:
-        pytest.skip(f"{checker} is not installed")
-    code = dedent(USERS_CODE)
-    (tmp_path / "users_code.py").write_text(code)
-    root = Path(inspect.getfile(taskrunner)).parents[1]
-    arguments = ["--strict", "--cache-dir", str(tmp_path / "cache")] if checker == "mypy" else []
-
-    run = subprocess.run(
-        [sys.executable, "-m", checker, *arguments, "users_code.py"],
-        cwd=tmp_path,
-        env=os.environ | {"MYPYPATH": str(root), "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,  # finding errors is what it is for
-    )
-
-    lines = code.splitlines()
-    wrong = {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
-    found = set(_numbers_of_errors(run.stdout))
-    assert found == wrong, run.stdout + run.stderr
-
-
-def _numbers_of_errors(output: str) -> Iterator[int]:
-    for match in re.finditer(r"users_code\.py:(\d+)(?::\d+)?(?: -|:) error", output):
-        yield int(match[1])
