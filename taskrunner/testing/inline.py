@@ -320,6 +320,7 @@ class Inline:
     def close(self) -> None:
         """Leave nothing behind."""
         self._limits.stop()
+        self._limits.join(1.0)
         self._elector.close()
         self._group.remove_consumer(self._consumer, self._host, idle_ms=0)
         self._link.close()

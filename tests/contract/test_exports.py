@@ -30,6 +30,7 @@ from taskrunner import (
     Timings,
     default_registry,
     task,
+    testing,
 )
 
 NAMES = {
@@ -47,6 +48,14 @@ NAMES = {
 def test_all_documented_names_are_exported() -> None:
     """`from taskrunner import ...` is the only import a user needs."""
     assert set(taskrunner.__all__) >= NAMES
+
+
+def test_what_is_for_tests_is_exported_and_documented() -> None:
+    """`from taskrunner.testing import ...`; not from the root, for production needs none of it."""
+    assert testing.__all__ == sorted(testing.__all__)
+    assert {"eager", "drain", "clean_up", "MovableClock", "TasksFailedError"} <= {*testing.__all__}
+    assert all((getattr(testing, name).__doc__ or "").strip() for name in testing.__all__)
+    assert not {*testing.__all__} & {*taskrunner.__all__}
 
 
 def test_all_is_sorted_and_complete() -> None:
@@ -140,6 +149,19 @@ def shown(function: Callable[..., Any]) -> str:
         (RedisStreamQueue.purge, "(self)"),
         (RedisStreamQueue.delete, "(self, id)"),
         (RedisStreamQueue.get_metrics, "(self, group=None)"),
+        (
+            testing.eager,
+            "(runner=None, *, registry=DEFAULT, clock=None, hold=False, raises=True, **settings)",
+        ),
+        (testing.Eager.drain, "(self, *, everything=False, raises=False, timeout=10.0)"),
+        (
+            testing.drain,
+            "(runner, *, clock=None, everything=False, raises=True, timeout=10.0)",
+        ),
+        (testing.clean_up, "(runner)"),
+        (testing.MovableClock, "()"),
+        (testing.MovableClock.move, "(self, by)"),
+        (testing.MovableClock.move_to, "(self, instant)"),
         (taskrunner.current_task, "()"),
         (taskrunner.Retry, "(delay=None)"),
         (taskrunner.Reject, "(reason)"),
