@@ -44,12 +44,20 @@ def floor(module: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def imports(module: str) -> Iterator[tuple[ast.stmt, str]]:
+def imports(module: str, *, for_checkers: bool = False) -> Iterator[tuple[ast.stmt, str]]:
     """Every import of the module, wherever it stands, as (statement, full name).
 
-    But for those that never run: `if TYPE_CHECKING` names types for checkers.
+    Those below `if TYPE_CHECKING` never run: they are left out, or given alone.
     """
-    for node in set(ast.walk(tree(module))) - for_checkers(module):
+    unrun = {
+        node
+        for block in ast.walk(tree(module))
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    for node in ast.walk(tree(module)):
+        if (node in unrun) != for_checkers:
+            continue
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -58,16 +66,6 @@ def imports(module: str) -> Iterator[tuple[ast.stmt, str]]:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 yield node, full if full in MODULES else node.module
-
-
-def for_checkers(module: str) -> set[ast.AST]:
-    """What stands below `if TYPE_CHECKING`."""
-    return {
-        inner
-        for node in ast.walk(tree(module))
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
 
 
 def inner(module: str) -> set[str]:
@@ -171,8 +169,15 @@ def test_imports_stand_at_the_top_and_never_name_the_root(module: str) -> None:
 
 
 def test_types_of_higher_floors_are_named_in_one_module_only() -> None:
-    """The hooks' arguments; elsewhere the wish to name one is a sign of the wrong floor."""
-    assert {module for module in MODULES if for_checkers(module)} == {"taskrunner.config"}
+    """What hooks are handed; elsewhere the wish to name one is a sign of the wrong floor."""
+    naming = {
+        module
+        for module in MODULES
+        for _, name in imports(module, for_checkers=True)
+        if name in MODULES and (floor(name) or 0) > (floor(module) or 0)
+    }
+
+    assert naming == {"taskrunner.config"}
 
 
 # --- one place for a thing ---
