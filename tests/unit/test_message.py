@@ -507,6 +507,7 @@ def test_to_delayed_keeps_the_lock_and_replaces_counts() -> None:
     found = message.decode_delayed(member.encode())
     assert (found.lock_name, found.unique_lock_value) == ("echo:k", "tok")
     assert (found.attempt, found.unknown, found.only_group) == (2, 4, "g")
+    assert message.decode_delayed(delayed(text, unknown=5).encode()).unknown == 5
 
 
 def test_moves_drop_an_extra_key_that_the_other_shape_would_read() -> None:
@@ -537,6 +538,20 @@ def test_from_delayed_takes_the_lock_of_the_leader_when_the_member_has_none() ->
     kept = decoded(message.from_delayed(own, reservation_timeout_ns=3, unique=lock))
     assert (kept.unique_for, kept.unique_key, kept.unique_lock_value) == (9, "echo", "mine")
     assert kept.reservation_timeout == 7
+
+
+def test_from_delayed_makes_what_says_that_it_is_not_unique_as_unique_as_its_task() -> None:
+    """Fields that say nothing don't stand in the lock's way; without a lock they stay."""
+    member = '{"task":"echo","payload":1,"unique":false,"unique_for":9,"unique_key":"k"}'
+
+    locked = decoded(
+        message.from_delayed(member, reservation_timeout_ns=3, unique=(60, "echo", "tok"))
+    )
+    plain = decoded(message.from_delayed(member, reservation_timeout_ns=3))
+
+    assert (locked.unique, locked.unique_for, locked.unique_lock_value) == (True, 60, "tok")
+    assert locked.unique_key == "echo"
+    assert (plain.unique, plain.unique_for, plain.unique_key) == (False, 9, "k")
 
 
 def test_from_delayed_never_leaves_a_reservation_timeout_of_zero() -> None:
