@@ -42,7 +42,7 @@ $(VENV)/docs.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
 	$(PIP) install --editable '.[docs]'
 	@touch $@
 
-.PHONY: help demo test test-all chaos fuzz lint format docs coverage bench clean
+.PHONY: help demo test test-all chaos fuzz lint format docs coverage mutants bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  ##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
@@ -81,10 +81,15 @@ coverage: $(VENV)/test.stamp  ## all tests, worker processes included, with a br
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
+mutants: $(VENV)/test.stamp  ## which small changes of the code no test would notice; takes half an hour
+	$(PIP) install --editable '.[mutants]'
+	$(BIN)/mutmut run $(MUTMUT_ARGS)
+	$(BIN)/mutmut results
+
 bench: $(VENV)/test.stamp  ## dispatch and drain rates
 	$(BIN)/python -m benchmarks
 
 clean:  ## what the other targets made
-	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov .coverage .coverage.*
+	rm -rf $(VENV) build dist mutants docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov .coverage .coverage.*
 	rm -rf redis_taskrunner.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
