@@ -683,6 +683,41 @@ def test_decode_says_the_same_the_second_time(payload: str, tail: str, name: str
     assert outcome(message.decode) == outcome(message._decode)  # pyright: ignore[reportPrivateUsage]
 
 
+def test_decode_looks_closely_once_for_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its messages have in common is known from the first one on."""
+    text = encoded([1]).replace('"echo"', '"known"')
+    decoded(text)
+
+    def closely(body: bytes) -> message.Message:
+        raise AssertionError(body)
+
+    monkeypatch.setattr(message, "_decode", closely)
+    found = decoded(text)
+
+    assert (found.task_name, found.payload, found.reservation_timeout) == ("known", [1], 7)
+    assert (found.id, found.enqueued_at, found.text) == ("an-id", 1795958926.85, text)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ('{"task_name":"a","payload":NaN}', "not JSON: NaN"),
+        ('{"task_name":"a","payload":-Infinity}', "not JSON: -Infinity"),
+        ('{"task_name":"a","payload":1e999}', "not JSON: the number 1e999 is out of range"),
+        ('{"task_name":"a","payload":%s}' % ("9" * 5000), "an integer of more digits than "),
+        ('{"task_name":"a"', "not JSON: Expecting ',' delimiter: line 1 column 17 (char 16)"),
+        ("[1]", "list where an object belongs"),
+        ("{}", "no task_name"),
+    ],
+)
+def test_decode_says_what_is_wrong(body: str, told: str) -> None:
+    """The text of a dead letter: it has to be enough to find the producer's fault."""
+    with pytest.raises(InvalidTaskPayloadError) as caught:
+        message.decode(body.encode())
+
+    assert str(caught.value).startswith(told)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
