@@ -140,7 +140,6 @@ def test_an_elector_that_fails_tells_it_and_tries_some_times_in_a_ttl(
     try:
         eventually(lambda: won, 20)
         last = [later - earlier for earlier, later in itertools.pairwise(failed)][-5:]
-        assert min(last) < 0.2
         assert max(last) < 0.2 + busy()
         assert sum(last) > 5 * 0.2 * 0.65
     finally:
