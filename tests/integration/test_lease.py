@@ -58,6 +58,7 @@ def test_leadership_is_trusted_for_nine_tenths_of_the_ttl_from_the_sending(
         return result
 
     monkeypatch.setattr(one.lease, "keep", slow_keep)
+    assert not one.is_leader()
     assert one.tick() == 5.0
     assert one.is_leader()
     now[0] = 1000.0 + 9.0 - 0.001
@@ -114,6 +115,7 @@ def test_a_leader_that_was_told_it_is_none_asks_at_once(elector: Callable[..., E
     one.start()
     try:
         eventually(lambda: len(won) == 1)
+        assert "taskrunner-elector" in {thread.name for thread in threading.enumerate()}
         one.lose()
         eventually(lambda: len(won) == 2)
     finally:
