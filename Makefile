@@ -76,6 +76,8 @@ docs: $(VENV)/docs.stamp  ## the pages as a site, in docs/_build/html; a warning
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d docs/_build/doctrees docs docs/_build/html
 
 coverage: $(VENV)/test.stamp  ## all tests, worker processes included, with a branch coverage report
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12) and "On Python 3.11 a process that is \
+	measured stands still while a time_limit waits for its thread: say make PYTHON=python3.13 VENV=.venv-13 coverage")'
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(TESTS)
 	$(BIN)/coverage combine --quiet
