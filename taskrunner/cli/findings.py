@@ -75,17 +75,8 @@ class Facts:
 
     def redis_cli(self, *words: Arg) -> str:
         """The command line that sends this to the server."""
-        address = self.connections.address
-        if address.startswith("unix:"):
-            place = ["-s", address.removeprefix("unix:")]
-        elif ":" in address:
-            host, _, rest = address.rpartition(":")
-            port, _, database = rest.partition("/")
-            place = ["-h", host, "-p", port, *(["-n", database] if database != "0" else [])]
-        else:
-            place = []
         texts = [word.decode() if isinstance(word, bytes) else str(word) for word in words]
-        return shlex.join(["redis-cli", *place, *texts])
+        return shlex.join(["redis-cli", *self.connections.cli_options(), *texts])
 
     def pending_of(self, consumer: str) -> list[Pending]:
         """The oldest of what is pending for a consumer."""

@@ -11,6 +11,7 @@ import os
 import re
 import select
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -266,6 +267,27 @@ class Connections:
         if "connection_pool" in kwargs:
             return f"sentinel service {getattr(self._pool, 'service_name', '?')}"
         return f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{kwargs.get('db', 0) or 0}"
+
+    def cli_options(self) -> list[str]:
+        """How redis-cli is told the same server, database and user, but not the password."""
+        kwargs = self._kwargs
+        host, port = kwargs.get("host", "localhost"), kwargs.get("port", 6379)
+        if isinstance(self._pool, SentinelConnectionPool):
+            host, port = self._pool.get_master_address()  # type: ignore[no-untyped-call]
+        options = ["-s", kwargs["path"]] if "path" in kwargs else ["-h", str(host), "-p", str(port)]
+        if kwargs.get("db"):
+            options += ("-n", str(kwargs["db"]))
+        if kwargs.get("username"):
+            options += ("--user", kwargs["username"])
+        if issubclass(self._pool.connection_class, redis.SSLConnection):
+            options.append("--tls")
+            names = {"ssl_ca_certs": "cacert", "ssl_certfile": "cert", "ssl_keyfile": "key"}
+            for name, option in names.items():
+                if kwargs.get(name):
+                    options += (f"--{option}", str(kwargs[name]))
+            if kwargs.get("ssl_cert_reqs") in ("none", ssl.CERT_NONE):
+                options.append("--insecure")
+        return options
 
     def open(
         self, *, read_timeout: float | None = None, connect_timeout: float | None = None

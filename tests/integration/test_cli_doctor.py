@@ -3,6 +3,8 @@ none."""
 
 import json
 import shlex
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -73,14 +75,15 @@ class Patient:
         self, *, application: bool = False, words: tuple[str, ...] = ()
     ) -> tuple[int, dict[str, dict[str, Any]]]:
         """(exit code, findings by check)."""
-        place = ["--url", self.server.url, "--group", self.names.group]
-        place += ["--prefix", self.names.prefix]
-        code = main(
-            ["doctor", *([f"{self.module}:runner"] if application else place), *words, "--json"]
-        )
+        code = main(self._typed(application, words, "--json"))
         said = json.loads(self._capsys.readouterr().out)
         assert said["skipped"] == []
         return code, {one["check"]: one for one in said["findings"]}
+
+    def _typed(self, application: bool, words: tuple[str, ...], *more: str) -> list[str]:
+        place = ["--url", self.server.url, "--group", self.names.group]
+        place += ["--prefix", self.names.prefix]
+        return ["doctor", *([f"{self.module}:runner"] if application else place), *words, *more]
 
     def finds(
         self, check: str, *, application: bool = False, words: tuple[str, ...] = ()
@@ -91,11 +94,24 @@ class Patient:
         assert code == (0 if all(one["severity"] == "note" for one in found.values()) else 3)
         return found[check]
 
-    def mend(self, finding: dict[str, Any]) -> None:
-        """Execute the finding's command, as redis-cli would."""
-        words = shlex.split(finding["command"])
-        assert words[:3] == ["redis-cli", "-s", str(self.server.socket_path)]
-        self.runner.queue.connections.call(*words[3:])
+    def mend(
+        self,
+        finding: dict[str, Any],
+        *,
+        application: bool = False,
+        words: tuple[str, ...] = (),
+    ) -> None:
+        """Execute the finding's command, word for word as it is printed; by hand where there is no
+        redis-cli."""
+        main(self._typed(application, words))
+        lines = self._capsys.readouterr().out.splitlines()
+        (command,) = [line.strip() for line in lines if line == f"    {finding['command']}"]
+        if shutil.which("redis-cli"):
+            subprocess.run(command, shell=True, check=True, timeout=20, stdout=subprocess.DEVNULL)
+        else:
+            split = shlex.split(command)
+            assert split[:3] == ["redis-cli", "-s", str(self.server.socket_path)]
+            self.runner.queue.connections.call(*split[3:])
 
     def lacks(self, check: str, *, application: bool = False) -> bool:
         return check not in self.audit(application=application)[1]
@@ -220,6 +236,56 @@ def test_a_server_without_persistence(patient: Patient) -> None:
     assert patient.lacks("no-persistence")
 
 
+def test_a_server_that_cannot_save(patient: Patient) -> None:
+    """Here a directory is in the way of its file; the cure lies on the disk, and is named."""
+    in_the_way = patient.server.directory / "dump.rdb"
+    in_the_way.mkdir()
+    patient.client.bgsave()
+    eventually(lambda: not patient.lacks("persistence-fails"))
+    finding = patient.finds("persistence-fails")
+    assert finding["severity"] == "error"
+    assert finding["command"] is None
+    assert "its disk" in finding["cure"]
+
+    in_the_way.rmdir()
+    patient.client.bgsave()
+    eventually(lambda: patient.lacks("persistence-fails"))
+
+
+def test_commands_name_the_server_and_the_user_and_never_the_password(
+    patient: Patient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Copied from the screen they reach the same place."""
+    patient.client.execute_command("ACL", "SETUSER", "ops", "on", ">secret", "~*", "&*", "+@all")
+    patient.client.select(3)
+    patient.client.set(keys.leader("g"), "somebody")
+    url = f"redis://ops:secret@127.0.0.1:{patient.server.port}/3"
+
+    assert main(["doctor", "--url", url, "--group", "g"]) == 3
+    said = capsys.readouterr().out
+    assert (
+        f"    redis-cli -h 127.0.0.1 -p {patient.server.port} -n 3 --user ops "
+        f"DEL {keys.leader('g')}\n"
+    ) in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("redis://", "-h localhost -p 6379"),
+        ("unix:///run/r.sock?db=2", "-s /run/r.sock -n 2"),
+        (
+            "rediss://u:p@h:1/0?ssl_ca_certs=/ca.pem&ssl_cert_reqs=none",
+            "-h h -p 1 --user u --tls --cacert /ca.pem --insecure",
+        ),
+    ],
+)
+def test_redis_cli_is_told_what_the_url_says(url: str, options: str) -> None:
+    """Sockets, databases, users and certificates have options of their own."""
+    assert " ".join(RedisStreamQueue(url).connections.cli_options()) == options
+
+
 def test_a_server_that_hangs_up_on_the_silent(patient: Patient) -> None:
     """Its timeout is below a blocking read."""
     patient.client.config_set("timeout", "3")
@@ -276,7 +342,7 @@ def test_messages_beyond_their_attempts(patient: Patient) -> None:
     patient.hold(f"{patient.names.group}_gone_1", times=2)
     finding = patient.finds("beyond-attempts", application=True)
     assert finding["text"].startswith("1 messages")
-    patient.mend(finding)
+    patient.mend(finding, application=True)
     with patient.runner:
         eventually(lambda: len(patient.runner.dead_letters) == 1, 10)
         eventually(lambda: patient.lacks("beyond-attempts", application=True), 5)
@@ -319,7 +385,7 @@ def alone(payload):
     assert patient.lacks("lock-without-task", application=True)
     finding = patient.finds("lock-without-task", application=True, words=("--locks",))
     assert finding["evidence"] == f"{keys.unique('alone')}, {keys.unique('on*ce:lost')}"
-    patient.mend(finding)
+    patient.mend(finding, application=True, words=("--locks",))
     _, found = patient.audit(application=True, words=("--locks",))
     assert "lock-without-task" not in found
     assert patient.client.exists(keys.unique("on*ce:waits"), keys.unique("on*ce:late")) == 2
