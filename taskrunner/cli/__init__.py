@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Final
 
 from taskrunner.cli import dead, delayed, demo, doctor, enqueue, info, purge, redis, worker
+from taskrunner.cli.arguments import HelpFormatter
 from taskrunner.errors import ConfigurationError, TaskRunnerError, describe
 from taskrunner.store import connection
 
@@ -58,23 +59,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # Redis's own errors pass as they are: here they end
         if not (connection.lost(error) or connection.answered(error)):
             raise
-        print(f"taskrunner: Redis: {describe(error)}", file=sys.stderr)
+        print(f"taskrunner: Redis: {describe(error).rstrip('.')}{_advice(error)}", file=sys.stderr)
         return 1
     return code
+
+
+def _advice(error: Exception) -> str:
+    """What to do about it, where that is always the same."""
+    if connection.refused_login(error):
+        return ". User and password stand in the URL: redis://user:password@host:port/db"
+    if connection.lost(error):
+        return (
+            ". See that it runs there: the address is the application's, or that of --url, or of "
+            "TASKRUNNER_REDIS_URL"
+        )
+    return ""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="taskrunner", description="Distributed background jobs on Redis Streams."
     )
+    parser.add_argument("--version", action="version", version=f"taskrunner {worker.version()}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():
-        summary, _, details = (module.__doc__ or "").partition("\n\n")
+        _, _, details = (module.__doc__ or "").partition("\n\n")
         subparser = subparsers.add_parser(
             name,
             help=module.HELP,
-            description=details or summary,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            description=details,
+            formatter_class=HelpFormatter,
         )
         module.add_arguments(subparser)
         subparser.set_defaults(command=module)

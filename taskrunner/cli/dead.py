@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import attrs
 
+from taskrunner.cli.arguments import positive
 from taskrunner.cli.confirm import add_yes, confirmed
 from taskrunner.cli.locate import Target, WrongArgument, add_target, locate
 from taskrunner.cli.table import instant, pairs, printable, shortened, show_json, table
@@ -19,7 +20,7 @@ from taskrunner.store.group import is_entry_id
 
 HELP: Final = "list, show, requeue, delete or purge dead letters"
 
-_LONGEST_ERROR: Final = 60
+_LONGEST_ERROR: Final = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,14 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     one = actions.add_parser("list", help="the oldest dead letters")
     add_target(one)
-    one.add_argument("--limit", type=int, default=100, help="at most so many (default: 100)")
+    one.add_argument(
+        "--limit", type=positive, default=100, metavar="N", help="at most so many (default: 100)"
+    )
     one.add_argument("--after", metavar="ID", help="only those behind this one")
     one.add_argument("--json", action="store_true", help="as JSON")
     one.set_defaults(action=_list)
 
     one = actions.add_parser("show", help="all about one dead letter")
     add_target(one)
-    one.add_argument("id", metavar="ID")
+    one.add_argument("id", metavar="ID", help="as `dead list` shows it")
     one.add_argument("--json", action="store_true", help="as JSON")
     one.set_defaults(action=_show)
 
@@ -46,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     one = actions.add_parser("delete", help="delete one dead letter")
     add_target(one)
-    one.add_argument("id", metavar="ID")
+    one.add_argument("id", metavar="ID", help="as `dead list` shows it")
     add_yes(one)
     one.set_defaults(action=_delete)
 
@@ -79,7 +82,8 @@ def _list(target: Target, arguments: argparse.Namespace) -> int:
             )
             for letter in letters
         ]
-        print(table(("ID", "TASK", "FAILED AT", "ATTEMPTS", "ERROR"), rows))
+        headings = ("ID", "TASK", "FAILED AT", "ATTEMPTS", "ERROR")
+        print(table(headings, rows, cut=("TASK", "ERROR"), spare=("ATTEMPTS",)))
     else:
         print("no dead letters")
     return 0

@@ -1,4 +1,8 @@
-"""Floor 5. `taskrunner delayed`: what waits for its due time, and taking it out."""
+"""Floor 5. `taskrunner delayed`: what waits for its due time, and taking it out.
+
+Tasks dispatched for later, and retries that wait longer than reclaim_delay. A worker that leads
+its group moves each to the queue when it is due.
+"""
 
 import argparse
 import json
@@ -7,6 +11,7 @@ from typing import Final
 
 import attrs
 
+from taskrunner.cli.arguments import positive
 from taskrunner.cli.confirm import add_yes, confirmed
 from taskrunner.cli.locate import Target, add_target, locate
 from taskrunner.cli.table import duration, instant, printable, shortened, show_json, table
@@ -14,7 +19,7 @@ from taskrunner.errors import TaskRunnerError
 
 HELP: Final = "list or cancel tasks that wait for their time"
 
-_LONGEST_PAYLOAD: Final = 40
+_LONGEST_PAYLOAD: Final = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     one = actions.add_parser("list", help="the next due first")
     add_target(one)
-    one.add_argument("--limit", type=int, default=100, help="at most so many (default: 100)")
+    one.add_argument(
+        "--limit", type=positive, default=100, metavar="N", help="at most so many (default: 100)"
+    )
     one.add_argument("--json", action="store_true", help="as JSON")
     one.set_defaults(action=_list)
 
     one = actions.add_parser("cancel", help="take one out; its unique lock is released")
     add_target(one)
-    one.add_argument("id", metavar="ID")
+    one.add_argument("id", metavar="ID", help="as `delayed list` shows it")
     add_yes(one)
     one.set_defaults(action=_cancel)
 
@@ -57,7 +64,8 @@ def _list(target: Target, arguments: argparse.Namespace) -> int:
             )
             for task in tasks
         ]
-        print(table(("ID", "TASK", "DUE AT", "DUE IN", "ATTEMPTS", "PAYLOAD"), rows))
+        headings = ("ID", "TASK", "DUE AT", "DUE IN", "ATTEMPTS", "PAYLOAD")
+        print(table(headings, rows, cut=("TASK", "PAYLOAD"), spare=("DUE AT", "ATTEMPTS")))
     else:
         print("nothing is delayed")
     return 0

@@ -19,6 +19,7 @@ from typing import Final
 
 import attrs
 
+from taskrunner.cli.arguments import positive
 from taskrunner.cli.demo_results import Results, Worker
 from taskrunner.cli.demo_work import GROUP, RECLAIM_DELAY, make_runner, make_task, measure, work
 from taskrunner.cli.embedded import EmbeddedServer
@@ -47,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose files are measured (default: Python's standard library)",
     )
     parser.add_argument(
-        "--limit", type=_positive, default=2000, help="at most so many files (default: %(default)s)"
+        "--limit",
+        type=positive,
+        default=2000,
+        metavar="N",
+        help="at most so many files (default: %(default)s)",
     )
     parser.add_argument("--no-kill", action="store_true", help="let both workers live")
     parser.add_argument("--as-worker", metavar="SPEC", help=argparse.SUPPRESS)
@@ -80,13 +85,6 @@ def _walk(directory: Path) -> Iterator[str]:
             # A payload is JSON, which can't carry a name that isn't text.
             if path.isprintable() and os.path.isfile(path) and os.access(path, os.R_OK):
                 yield path
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
 
 
 class _Demo:
@@ -205,8 +203,8 @@ class _Demo:
             self._read_results()
             self._at_kill = (time.monotonic(), len(self._results))
             self._progress.say(
-                f"{worker.host} pid {worker.process.pid} killed with SIGKILL: the deliveries it "
-                f"held, {held}, are reclaimed after {RECLAIM_DELAY:g} s"
+                f"{worker.host} pid {worker.process.pid} killed with SIGKILL; the {held} "
+                f"deliveries it held are reclaimed after {RECLAIM_DELAY:g} s"
             )
             self._start_worker("worker-3")
             return

@@ -16,7 +16,7 @@ import attrs
 from taskrunner.cli.findings import CHECKS, Facts, Finding
 from taskrunner.cli.locate import WrongArgument, add_target, locate
 from taskrunner.cli.lock_audit import locks_without_task
-from taskrunner.cli.table import COLOURS, emphasis, printable, show_json
+from taskrunner.cli.table import COLOURS, emphasis, printable, show_json, wrapped
 
 HELP: Final = "find what is wrong with a live system"
 
@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(finding: Finding) -> None:
     print(f"{emphasis(finding.severity.upper(), COLOURS[finding.severity])} {finding.check}")
-    print(f"  {printable(finding.text)}")
-    print(f"  seen: {printable(finding.evidence)}")
-    print(f"  cure: {printable(finding.cure)}")
+    print(wrapped(finding.text, "  "))
+    print(wrapped(finding.evidence, "  seen: "))
+    print(wrapped(finding.cure, "  cure: "))
     if finding.command is not None:
         print(f"    {printable(finding.command)}")
     print()

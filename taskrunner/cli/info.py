@@ -208,7 +208,8 @@ def _show(group: Group) -> None:
     if stats.per_task_timing:
         timings = sorted(stats.per_task_timing.items())
         print()
-        print(table(("TASK", "MEAN"), [(name, f"{ms:,} ms") for name, ms in timings]))
+        rows_of_tasks = [(name, f"{ms:,} ms" if ms else "<1 ms") for name, ms in timings]
+        print(table(("TASK", "MEAN"), rows_of_tasks, cut=("TASK",)))
     others = [name for name in group.groups if name != group.group]
     if others:
         print()

@@ -97,6 +97,11 @@ def find_runner(spec: str) -> TaskRunner:
     module_name, colon, attribute = spec.partition(":")
     if not module_name or (colon and not attribute):
         raise WrongArgument(f"{spec!r} is not MODULE:RUNNER, as in app:runner")
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise WrongArgument(f"{module_name!r} is a file: name the module, {dotted}:RUNNER")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise WrongArgument(f"{module_name!r} is no module's name, as in app:runner")
     module = _import(module_name)
     if not colon:
         raise WrongArgument(
@@ -139,13 +144,12 @@ def _no_module(name: str, missing: str) -> str:
     parent, _, last = missing.rpartition(".")
     if parent:
         package = sys.modules.get(parent)
+        if hasattr(package, last):
+            return f"{parent!r} is a module and no package: did you mean {parent}:{last}?"
         folders = [Path(folder) for folder in getattr(package, "__path__", [])]
         where = f"package {parent!r}"
     else:
         folders, where = [Path.cwd()], f"{Path.cwd()} and the rest of the path"
-    if Path(name).suffix == ".py" or "/" in name:
-        dotted = name.removesuffix(".py").strip("./").replace("/", ".")
-        return f"{name!r} is a file: name the module, {dotted}:RUNNER"
     return f"no module {missing!r} in {where}; {_suggest(last, _modules_in(folders), 'modules')}"
 
 

@@ -8,6 +8,7 @@ import argparse
 import time
 from typing import Final
 
+from taskrunner.cli.arguments import tcp_port
 from taskrunner.cli.embedded import EmbeddedServer, ServerStartError
 
 HELP: Final = "a server for trying things out"
@@ -17,7 +18,7 @@ _LOOK: Final = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `taskrunner redis`."""
-    parser.add_argument("--port", type=int, default=6379, metavar="P", help="(default: 6379)")
+    parser.add_argument("--port", type=tcp_port, default=6379, metavar="P", help="(default: 6379)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,42 +4,95 @@ terminal."""
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-_NUMBER: Final = re.compile(r"-|[\d,.]+( ms)?")
+_NUMBER: Final = re.compile(r"-|<?[\d,.]+( ms)?")
 _BOLD: Final = "\033[1m"
 _PLAIN: Final = "\033[0m"
+_GAP: Final = "  "
+_NARROWEST: Final = 12  # of a column that may be cut
 COLOURS: Final = {"error": "\033[31m", "warning": "\033[33m", "note": "\033[36m"}
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return aligned columns under headings; columns of numbers are set to the right."""
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [
-        max([len(heading), *(len(row[i]) for row in cells)]) for i, heading in enumerate(headings)
-    ]
-    right = [
-        bool(cells) and all(_NUMBER.fullmatch(row[i]) for row in cells)
-        for i in range(len(headings))
-    ]
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    cut: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> str:
+    """Return aligned columns under headings; columns of numbers are set to the right.
 
-    def line(row: Sequence[str]) -> str:
+    On a terminal that is too narrow, columns named in `spare` are left out, the first first, and
+    those named in `cut` are cut. A pipe gets all of it.
+    """
+    columns = {heading: [printable(row[i]) for row in rows] for i, heading in enumerate(headings)}
+    widths = {name: max(map(len, [name, *cells])) for name, cells in columns.items()}
+    _fit(widths, cut, spare)
+    right = {name: bool(rows) and all(map(_NUMBER.fullmatch, columns[name])) for name in widths}
+
+    def line(cells: Sequence[str]) -> str:
         parts = [
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
+            shortened(cell, width).rjust(width)
+            if right[name]
+            else shortened(cell, width).ljust(width)
+            for cell, (name, width) in zip(cells, widths.items(), strict=True)
         ]
-        return "  ".join(parts).rstrip()
+        return _GAP.join(parts).rstrip()
 
-    return "\n".join([emphasis(line(headings)), *(line(row) for row in cells)])
+    lines = [line([columns[name][i] for name in widths]) for i in range(len(rows))]
+    return "\n".join([emphasis(line(list(widths))), *lines])
+
+
+def _fit(widths: dict[str, int], cut: Sequence[str], spare: Sequence[str]) -> None:
+    """Make the columns fit the terminal as far as they may be changed."""
+    limit = _columns()
+    if limit is None:
+        return
+
+    def excess(least: bool) -> int:
+        used = [min(w, _NARROWEST) if least and name in cut else w for name, w in widths.items()]
+        return sum(used) + len(_GAP) * (len(used) - 1) - limit
+
+    for name in spare:
+        if excess(least=True) > 0:
+            del widths[name]
+    while excess(least=False) > 0 and cut:
+        widest = max(cut, key=lambda name: widths[name])
+        if widths[widest] <= _NARROWEST:
+            return
+        widths[widest] -= 1
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> str:
-    """Return names and values, one pair a line."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {printable(value)}".rstrip() for name, value in rows)
+    """Return names and values, one pair a line; long ones go on below themselves."""
+    width = max(len(name) for name, _ in rows) + len(_GAP)
+    return "\n".join(wrapped(value, f"{name:<{width}}").rstrip() for name, value in rows)
+
+
+def wrapped(text: str, before: str) -> str:
+    """The text behind `before`, on a terminal in lines that fit, indented by as much. Words, and
+    with them what is to be copied, stay whole."""
+    text, limit = printable(text), _columns()
+    if limit is None or len(before) + len(text) <= limit:
+        return before + text
+    lines = textwrap.wrap(
+        text,
+        max(limit - len(before), _NARROWEST),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return before + f"\n{' ' * len(before)}".join(lines)
+
+
+def _columns() -> int | None:
+    """The terminal's width; None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def show_json(value: Any) -> None:

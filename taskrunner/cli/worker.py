@@ -18,6 +18,7 @@ from typing import Final
 import attrs
 
 from taskrunner.cli import logs
+from taskrunner.cli.arguments import positive, tcp_port
 from taskrunner.cli.info import server_name
 from taskrunner.cli.locate import WrongArgument, find_runner
 from taskrunner.cli.minders import Burst, Lifeline, MemoryLimit, Reporter, counted
@@ -61,11 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `taskrunner worker`."""
     add = parser.add_argument
     add("application", metavar="MODULE:RUNNER", help="the TaskRunner of your application")
-    add("--processes", type=_positive, default=1, metavar="N", help="worker processes (default: 1)")
-    add("--workers", type=_positive, metavar="N", help="threads that run tasks, in each process")
-    add("--batch-size", type=_positive, metavar="N", help="most messages a read takes")
-    add("--max-tasks", type=_positive, metavar="N", help="renew a process after so many tasks")
-    add("--max-memory", type=_positive, metavar="MB", help="renew a process that uses more")
+    add("--processes", type=positive, default=1, metavar="N", help="worker processes (default: 1)")
+    add("--workers", type=positive, metavar="N", help="threads that run tasks, in each process")
+    add("--batch-size", type=positive, metavar="N", help="most messages a read takes")
+    add("--max-tasks", type=positive, metavar="N", help="renew a process after so many tasks")
+    add("--max-memory", type=positive, metavar="MB", help="renew a process that uses more")
     add("--burst", action="store_true", help="stop once nothing waits, is pending, or is due")
     add(
         "--log-level",
@@ -75,13 +76,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="L",
         help=f"{', '.join(logs.LEVELS)} (default: info)",
     )
-    add("--log-format", choices=logs.FORMATS, default="text", help="(default: text)")
+    add(
+        "--log-format",
+        choices=logs.FORMATS,
+        default="text",
+        help="text for people, JSON for collectors (default: text)",
+    )
     add(
         "--reload",
         action="store_true",
         help="start anew when a Python file changes; in development",
     )
-    add("--health-port", type=_port, metavar="P", help="serve /live and /ready there (0: any)")
+    add("--health-port", type=tcp_port, metavar="P", help="serve /live and /ready there (0: any)")
     add("--as-child", type=_Child.read, help=argparse.SUPPRESS)
     add("--lifeline", type=int, help=argparse.SUPPRESS)  # of a reloader
 
@@ -239,9 +245,9 @@ def _show_banner(runner: TaskRunner, arguments: argparse.Namespace, port: int | 
     if arguments.lifeline is not None:
         rows.append(("reload", "when a Python file changes; for development only"))
     if arguments.log_format == "json":
-        log.info("taskrunner %s", _version(), extra={"action": "worker_banner", **dict(rows)})
+        log.info("taskrunner %s", version(), extra={"action": "worker_banner", **dict(rows)})
         return
-    print(f"taskrunner {_version()}")
+    print(f"taskrunner {version()}")
     print(pairs(rows))
     print(f"Ctrl-C stops in order: running tasks get {config.shutdown_timeout:g} s", flush=True)
 
@@ -253,27 +259,14 @@ def _server(runner: TaskRunner) -> str:
     try:
         return server_name(*link.calls([("INFO", "server")]))
     except Exception as error:  # a worker waits for its server: the banner does not
-        return f"which does not answer ({describe(error)})"
+        return f"which can't be used yet ({describe(error)})"
     finally:
         link.close()
 
 
-def _version() -> str:
+def version() -> str:
+    """Of the installed distribution."""
     try:
         return metadata.version("redis-taskrunner")
     except metadata.PackageNotFoundError:
         return "(not installed)"
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{value} is not a port")
-    return value

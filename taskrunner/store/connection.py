@@ -123,6 +123,11 @@ def lost(error: BaseException) -> bool:
     return isinstance(error, LostError | LateError | OSError)
 
 
+def refused_login(error: BaseException) -> bool:
+    """Whether Redis wants another password, or one at all."""
+    return code(error) in ("NOAUTH", "WRONGPASS")
+
+
 def timed_out(error: BaseException) -> bool:
     """Whether a read ended by its time limit."""
     return isinstance(error, LateError)

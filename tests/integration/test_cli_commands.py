@@ -19,6 +19,7 @@ from tests.support import eventually
 from tests.support.desk import Desk
 from tests.support.ledger import Ledger
 from tests.support.names import Names
+from tests.support.server import OwnServer
 from tests.support.worker import ROOT, WorkerProcess
 
 Run = Callable[..., tuple[int, str, str]]
@@ -224,3 +225,27 @@ def test_on_a_terminal_it_asks(
     assert f"Delete all 3 entries of {names.stream}" in err
     assert process.returncode == (0 if left == 0 else 1), out + err
     assert desk.length() == left
+
+
+@pytest.mark.parametrize("login", ["", ":wrong@", "nobody:wrong@"])
+def test_a_wrong_login_is_said_in_one_line(
+    own_server: Callable[..., OwnServer], capsys: pytest.CaptureFixture[str], login: str
+) -> None:
+    """With where it belongs, and without the password."""
+    server = own_server(arguments=["--requirepass", "sesame"], start=False)
+    server.start(wait=False)
+    url = f"redis://{login}127.0.0.1:{server.port}"
+    eventually(lambda: main(["info", "--url", url, "--group", "g"]) == 1)
+    capsys.readouterr()
+    eventually(lambda: "Connection refused" not in told(capsys, url))
+
+    said = told(capsys, url)
+    assert "redis://user:password@host" in said
+    assert "wrong" not in said
+    assert said.count("\n") == 1
+
+
+def told(capsys: pytest.CaptureFixture[str], url: str) -> str:
+    """What `info` complains of."""
+    main(["info", "--url", url, "--group", "g"])
+    return capsys.readouterr().err

@@ -1,0 +1,36 @@
+"""Floor 5. Kinds of values that options take, and what a wrong one is told; how help is laid out."""
+
+import argparse
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    value = _whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def tcp_port(text: str) -> int:
+    """A TCP port; 0 where any will do."""
+    value = _whole(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{value} is not a port: 0 to 65535")
+    return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Fills paragraphs to the terminal's width, and keeps them apart."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(
+            super(HelpFormatter, self)._fill_text(p, width, indent) for p in paragraphs
+        )
