@@ -36,7 +36,7 @@ def manifest_command() -> list[str]:
 
 def commands() -> list[list[str]]:
     """Every command line of ours on the page, without the program's path."""
-    lines = re.findall(r"`(taskrunner\s[^`]+)`", PAGE) + [unit()["Service"]["ExecStart"]]
+    lines = [*re.findall(r"`(taskrunner\s[^`]+)`", PAGE), unit()["Service"]["ExecStart"]]
     found = [shlex.split(line.replace("\n", " "))[1:] for line in lines]
     (listed,) = re.findall(r"^CMD (\[.*\])$", block("dockerfile"), re.MULTILINE)
     return [*found, json.loads(listed)[1:], manifest_command()[1:]]
