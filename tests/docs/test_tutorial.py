@@ -36,7 +36,7 @@ VARYING = [
     (r"\b\d{13}-\d+", "<entry>"),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(Z|,\d{3})", "<instant>"),
     (r"\b(6 d 23 h|7 d 0 h)", "7 d"),
-    (r"[\d,.]+ m?s\b", "<duration>"),
+    (r"<?[\d,.]+ m?s\b", "<duration>"),
     (r"(?m)^tasks a second .*", "tasks a second <rate>"),
     (r"(Redis|Valkey) \d+\.\d+\.\d+", "<server>"),
     (r"taskrunner \d+\.\d+\.\d+\S*", "taskrunner <version>"),
