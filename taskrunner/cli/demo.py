@@ -152,15 +152,17 @@ class _Demo:
     def _dispatch_and_wait(self) -> bool:
         """Dispatch a task for each path, and wait for its result; False where some will have none."""
         heard = time.monotonic()
-        while len(self._results) < len(self._paths):
+        # What a killed worker had done and not settled is still there when all results are.
+        while len(self._results) < len(self._paths) or len(self._runner.queue):
             now = time.monotonic()
             if self._read_results():
                 heard = now
             elif now - heard > _STALLED:
                 print(f"no result for {_STALLED:g} s: giving up")
                 return False
-            done = len(self._results) + len(self._runner.dead_letters)
-            if done >= len(self._paths):
+            dead = len(self._runner.dead_letters)
+            done = len(self._results) + dead
+            if dead and done >= len(self._paths):
                 return len(self._results) == len(self._paths)
             must_kill = self._kill and self._killed is None
             if must_kill and 2 * len(self._results) >= len(self._paths):
@@ -248,7 +250,7 @@ class _Demo:
             "lines": f"{results.total('lines'):,}",
             "words": f"{results.total('words'):,}",
             "tasks/s": f"{rate:,.0f}{' (up to the kill)' if self._killed else ''}",
-            "seconds": f"{elapsed:.1f} (from the first dispatch to the last result)",
+            "seconds": f"{elapsed:.1f} (from the first dispatch to the last settlement)",
             "retries": f"{results.failures.total():,}",
             "reclaimed": f"{len(results.reclaimed):,} after the kill",
             "run twice": f"{twice:,} (done, but not settled, when their worker died)",
