@@ -27,6 +27,9 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit("terminated", returncode=143)
 
     signal.signal(signal.SIGTERM, terminate)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So it is in a script's background; what tests start would inherit it, deaf to Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
