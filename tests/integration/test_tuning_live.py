@@ -377,7 +377,7 @@ def test_shrinking_interrupts_no_task(crew: Crew) -> None:
         hold.set()
 
     eventually(lambda: _threads() == 3, 10)
-    assert sorted(ended) == list(range(12))
+    eventually(lambda: sorted(ended) == list(range(12)))
     runner.dispatch_many("hold", list(range(12, 40)))
     eventually(lambda: sorted(ended) == list(range(40)), 15)
     assert not runner.errors
