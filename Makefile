@@ -14,7 +14,13 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TESTS ?= tests
 PYTEST_ARGS ?=
 # Tests wait more than they work, so several processes pay even on two cores; WORKERS=0 runs in one.
-WORKERS ?= 4
+# They steal each other's work: dealt out in large lots, the first would get nearly all of tests/chaos,
+# and the others be done long before it.
+WORKERS ?= 6
+SHARED := -n $(WORKERS) --dist worksteal
+
+# Tests start hundreds of processes, each of which would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # One stamp per set of extras: an installation is redone only when what it was made from has changed.
 $(VENV)/python.stamp:
@@ -56,7 +62,7 @@ demo: $(VENV)/demo.stamp  ## real work on real files, one worker killed half way
 	$(BIN)/taskrunner demo $(DEMO_ARGS)
 
 test: $(VENV)/test.stamp  ## all tests (TESTS=path and PYTEST_ARGS=... to narrow them down)
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(TESTS)
+	$(BIN)/python -m pytest $(SHARED) $(PYTEST_ARGS) $(TESTS)
 
 chaos: $(VENV)/test.stamp  ## random faults for SECONDS=60, drawn from SEED=n, then every promise is checked
 	$(BIN)/python -m tests.chaos_run --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
@@ -87,7 +93,7 @@ coverage: $(VENV)/test.stamp  ## all tests, worker processes included, with a br
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12) and "On Python 3.11 a process that is \
 	measured stands still while a time_limit waits for its thread: say make PYTHON=python3.13 VENV=.venv-13 coverage")'
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(WORKERS) $(PYTEST_ARGS) $(TESTS)
+	$(BIN)/coverage run -m pytest $(SHARED) $(PYTEST_ARGS) $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -121,7 +121,8 @@ def main() -> int:
     )
     options, arguments = parser.parse_known_args()
     if not any((ROOT / argument.partition("::")[0]).exists() for argument in arguments):
-        arguments = [*(arguments or ["-n", "4"]), *(QUICK if options.quick else EVERYTHING)]
+        arguments = arguments or ["-n", "6", "--dist", "worksteal"]
+        arguments += QUICK if options.quick else EVERYTHING
 
     if options.quick:
         os.environ.setdefault("TASKRUNNER_TEST_EXAMPLES", str(QUICK_EXAMPLES))
