@@ -94,14 +94,14 @@ def test_bl19_a_backlog_of_large_payloads_does_not_fill_the_leader(
     ledger: Ledger,
     make_worker: Callable[..., WorkerProcess],
 ) -> None:
-    """250 MiB are due at once: the leader holds a batch of them at a time."""
+    """400 MiB are due at once: the leader holds a batch of them at a time."""
     own = own_server()
     client: Any = own.client()
     worker = make_worker(url=own.url)
     eventually(lambda: worker.status()["is_leader"])
     resident = worker.rss_bytes()
     text = '{{"id":"{0}","task":"noop","time":1,"payload":"{1}"}}'
-    for number in range(250):
+    for number in range(400):
         client.zadd(names.delayed, {text.format(number, "x" * (1 << 20)): number}, nx=True)
     top = [resident]
     stop = threading.Event()
@@ -119,9 +119,10 @@ def test_bl19_a_backlog_of_large_payloads_does_not_fill_the_leader(
         stop.set()
         watching.join()
     grown = max(top) - resident
-    print(f"grew by {grown / 2**20:.0f} MiB at most while 250 MiB were moved and run")
-    # a batch as members, as messages and as a request, beside 64 MiB that may be held to be run
-    assert grown < 220 * 2**20
+    print(f"grew by {grown / 2**20:.0f} MiB at most while 400 MiB were moved and run")
+    # A batch as members, as messages and as a request, beside 64 MiB that may be held to be run; the
+    # Python parser, if that is what the application wants, has a copy of each reply.
+    assert grown < 300 * 2**20
     assert client.zcard(names.delayed) == 0
 
 
