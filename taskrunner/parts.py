@@ -37,7 +37,7 @@ from taskrunner.services.time_limits import TimeLimits
 from taskrunner.services.tuner import Tuner
 from taskrunner.services.watchdog import Watchdog
 from taskrunner.settler import Park, Settler, hand_back
-from taskrunner.stats import Stats
+from taskrunner.stats import Load, Stats
 from taskrunner.store import connection
 from taskrunner.store.delayed_set import DelayedSet
 from taskrunner.store.instances import Instances, OwnedKey
@@ -259,6 +259,22 @@ class Parts:
     def host(self) -> str:
         """The name this instance lives under; the wanted one until Redis gave it."""
         return self.instance.host or self._wanted_host
+
+    def load(self) -> Load:
+        """What is held and done now."""
+        now = monotonic()
+        running = [
+            (delivery.message.task_name, now - delivery.started)
+            for delivery in self.pool.running()
+            if delivery.message is not None and delivery.started
+        ]
+        return Load(
+            held=len(self.in_flight),
+            running=tuple(running),
+            workers=self.pool.size,
+            unsettled=self.settler.unsettled,
+            leads=self.elector.is_leader(),
+        )
 
     def start(self) -> None:
         """Start all threads."""

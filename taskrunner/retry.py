@@ -4,11 +4,14 @@ Where the wait is spent, parked or in the delayed set, is the executor's and the
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Literal, TypeAlias, cast
 
 from taskrunner import clock
 from taskrunner.errors import Reject, Retry
 from taskrunner.task import RetryDelay
+
+Outcome: TypeAlias = Literal["succeeded", "retry", "failed", "rejected", "lost"]
+"""How an attempt can end; `lost`: it failed, but another consumer had taken the message over."""
 
 _FIRST = 1.0
 _CAP = 300.0
@@ -18,6 +21,15 @@ _DOUBLINGS = 9  # the ceiling is at the cap from here on; 2**attempt would overf
 def is_final(error: BaseException, attempt: int, max_retry: int) -> bool:
     """Return whether an error on this attempt fails the task for good."""
     return attempt >= max_retry or issubclass(type(error), Reject)
+
+
+def outcome(error: BaseException | None, attempt: int, max_retry: int) -> Outcome:
+    """Return how an attempt ended that raised `error`, while its delivery was held."""
+    if error is None:
+        return "succeeded"
+    if issubclass(type(error), Reject):
+        return "rejected"
+    return "failed" if is_final(error, attempt, max_retry) else "retry"
 
 
 def may_run(attempt: int, max_retry: int, max_lost: int) -> bool:

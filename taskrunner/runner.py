@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Self, Unpack
 
 import redis
 
+from taskrunner import clock
 from taskrunner.clock import Duration, monotonic
 from taskrunner.clock import seconds as to_seconds
 from taskrunner.config import Settings, TaskRunnerConfig
@@ -27,7 +28,7 @@ from taskrunner.parts import Parts
 from taskrunner.reports import ErrorReport, Reports
 from taskrunner.services.once import Once
 from taskrunner.signals import Signals
-from taskrunner.stats import Stats, compute
+from taskrunner.stats import Load, Stats, compute
 from taskrunner.store.connection import Connections
 from taskrunner.store.dead_letters import DeadLetters
 from taskrunner.store.delayed_set import DelayedSet
@@ -207,6 +208,16 @@ class TaskRunner:
         if parts is None:
             return math.inf
         return monotonic() - min(fetcher.heard for fetcher in parts.fetchers)
+
+    def load(self) -> Load:
+        """What this instance holds and does now; nothing while it is not started. Asks nobody."""
+        parts = self._parts
+        return Load() if parts is None else parts.load()
+
+    def server_time(self) -> float:
+        """Redis's clock in unix seconds, as last measured; ours before that. Asks nobody."""
+        parts = self._parts
+        return clock.now() if parts is None else parts.clock.now()
 
     def replications(self) -> int:
         """How many instances share the group: those whose readers exist and whose presence key

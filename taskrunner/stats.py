@@ -33,6 +33,22 @@ class Stats:
     long: bool
 
 
+@attrs.frozen(kw_only=True)
+class Load:
+    """What one instance holds and does now.
+
+    `held` messages it answers for, buffered ones included; `running` name and seconds of each task
+    that runs; `workers` capacity of its pool; `unsettled` ends that Redis has not accepted yet;
+    `leads` whether it leads its group.
+    """
+
+    held: int = 0
+    running: tuple[tuple[str, float], ...] = ()
+    workers: int = 0
+    unsettled: int = 0
+    leads: bool = False
+
+
 def compute(
     *,
     sums: dict[str, int],

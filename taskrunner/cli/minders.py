@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from taskrunner.cli.probes import Probe, own_health
+from taskrunner.cli.probes import Probe
+from taskrunner.cli.web import own_health
 from taskrunner.config import AfterTask
 from taskrunner.runner import TaskRunner
 from taskrunner.service import Service
@@ -23,6 +24,7 @@ REPORT_EVERY: Final = 0.25
 _GRACE: Final = 0.1
 _LATE: Final = 5.0
 _LOOK: Final = 0.2
+_SAMPLE: Final = 0.5
 _MEGABYTE: Final = 1024 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -116,6 +118,18 @@ class MemoryLimit(Service):
         if used > self._most:
             self._reached(f"{used:.0f} MB in use, more than {self._most}")
         return 1.0
+
+
+class Sampler(Service):
+    """Writes down what this process does now, for the supervisor's page of metrics."""
+
+    def __init__(self, sample: Callable[[], object]) -> None:
+        super().__init__("sampler", own_health())
+        self._sample = sample
+
+    def tick(self) -> float:
+        self._sample()
+        return _SAMPLE
 
 
 class Reporter(Service):

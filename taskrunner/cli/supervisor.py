@@ -63,7 +63,8 @@ class _Slot:
 
 
 class Supervisor:
-    """`processes` children; `reports`: they tell whether they are ready."""
+    """`processes` children; `reports`: they tell whether they are ready; `shared`: open files that
+    each may use."""
 
     def __init__(
         self,
@@ -72,12 +73,14 @@ class Supervisor:
         processes: int,
         burst: bool,
         reports: bool,
+        shared: Sequence[int] = (),
         shutdown_timeout: float,
         block: float,
     ) -> None:
         self._command = command
         self._burst = burst
         self._reports = reports
+        self._shared = shared
         self._shutdown_timeout = shutdown_timeout
         self._fresh = min(_FRESH, max(1.0, 2 * block))
         self._slots = [_Slot(number) for number in range(1, processes + 1)]
@@ -124,6 +127,11 @@ class Supervisor:
             if not slot.ready:
                 return f"process {slot.name} is not ready"
         return None
+
+    def pids(self) -> list[int | None]:
+        """The process in each place, None where none runs; from any thread."""
+        processes = [slot.process for slot in self._slots]
+        return [process.pid if process is not None else None for process in processes]
 
     def _run(self) -> int:
         while True:
@@ -206,7 +214,7 @@ class Supervisor:
                 self._command(slot.number, self._read_end, status),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                pass_fds=[self._read_end] if status is None else [self._read_end, status],
+                pass_fds=[self._read_end, *self._shared, *([] if status is None else [status])],
             )
         except OSError as error:  # no memory, too many processes: as if it had died
             log.error("process %s could not be started: %s", slot.name, describe(error))

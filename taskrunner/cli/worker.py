@@ -12,30 +12,32 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Final
 
 import attrs
 
-from taskrunner.cli import logs
+from taskrunner.cli import logs, metrics, probes
 from taskrunner.cli.arguments import positive, tcp_port
 from taskrunner.cli.info import server_name
 from taskrunner.cli.locate import WrongArgument, find_runner
-from taskrunner.cli.minders import Burst, Lifeline, MemoryLimit, Reporter, counted
-from taskrunner.cli.probes import ProbeServer, Readiness
+from taskrunner.cli.minders import Burst, Lifeline, MemoryLimit, Reporter, Sampler, counted
 from taskrunner.cli.reload import Reloader
 from taskrunner.cli.supervisor import BEYOND, RECYCLED, Supervisor
 from taskrunner.cli.table import pairs
+from taskrunner.cli.web import Page, WebServer
 from taskrunner.errors import describe
 from taskrunner.runner import TaskRunner
 from taskrunner.service import Service
+from taskrunner.tally import Cells, Tally
 
 HELP: Final = "run the tasks of an application"
 
 _ANSWERS_WITHIN: Final = 1.0
 _MOST_NAMED: Final = 8
 _PASSED_ON: Final = ("workers", "batch_size", "max_tasks", "max_memory")
-_OWN: Final = ("processes", "health_port")
+_OWN: Final = ("processes", "health_port", "metrics_port")
 """Of a supervisor's own; a reloader passes them on too."""
 
 log = logging.getLogger("taskrunner.worker")
@@ -43,19 +45,21 @@ log = logging.getLogger("taskrunner.worker")
 
 @attrs.frozen
 class _Child:
-    """What a supervisor tells its child: its number, the lifeline, and where to report."""
+    """What a supervisor tells its child: its number, the lifeline, where to report and to count."""
 
     number: int
     lifeline: int
     status: int | None
+    cells: int | None
 
     @classmethod
     def read(cls, text: str) -> "_Child":
-        number, lifeline, status = (int(part) for part in text.split(","))
-        return cls(number, lifeline, None if status < 0 else status)
+        number, lifeline, *files = (int(part) for part in text.split(","))
+        return cls(number, lifeline, *(None if file < 0 else file for file in files))
 
     def __str__(self) -> str:
-        return f"{self.number},{self.lifeline},{-1 if self.status is None else self.status}"
+        files = [-1 if file is None else file for file in (self.status, self.cells)]
+        return ",".join(map(str, (self.number, self.lifeline, *files)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start anew when a Python file changes; in development",
     )
     add("--health-port", type=tcp_port, metavar="P", help="serve /live and /ready there (0: any)")
+    add("--metrics-port", type=tcp_port, metavar="P", help="serve /metrics there (0: any)")
     add("--as-child", type=_Child.read, help=argparse.SUPPRESS)
     add("--lifeline", type=int, help=argparse.SUPPRESS)  # of a reloader
 
@@ -157,7 +162,6 @@ def _work(runner: TaskRunner, arguments: argparse.Namespace, child: _Child | Non
         runner.stop_soon()
 
     services: list[Service] = []
-    port: int | None = None
     if child is not None and arguments.max_tasks:
         after = counted(arguments.max_tasks, renew, runner.config.after_task)
         runner.config = attrs.evolve(runner.config, after_task=after)
@@ -166,15 +170,21 @@ def _work(runner: TaskRunner, arguments: argparse.Namespace, child: _Child | Non
     if arguments.burst:
         services.append(Burst(runner))
     if child is not None and child.status is not None:
-        readiness = Readiness(runner)
+        readiness = probes.Readiness(runner)
         services += (readiness, Reporter(child.status, readiness.why_not))
-    elif child is None and arguments.health_port is not None:
-        readiness = Readiness(runner)
-        probes = ProbeServer(arguments.health_port, readiness.why_not)
-        services += (readiness, probes)
-        port = probes.port
+    if child is not None and child.cells is not None:
+        services.append(Sampler(Tally(runner, Cells(child.cells)).sample))
     if child is None:
-        _show_banner(runner, arguments, port)
+        pages: dict[str, dict[str, Page]] = {}
+        if arguments.health_port is not None:
+            readiness = probes.Readiness(runner)
+            services.append(readiness)
+            pages["--health-port"] = probes.pages(readiness.why_not)
+        if arguments.metrics_port is not None:
+            pages["--metrics-port"] = {"/metrics": metrics.page(runner)}
+        servers = _servers(arguments, pages)
+        services += servers
+        _show_banner(runner, arguments, servers)
     for service in services:
         service.start()
     try:
@@ -186,29 +196,47 @@ def _work(runner: TaskRunner, arguments: argparse.Namespace, child: _Child | Non
 
 
 def _supervise(runner: TaskRunner, arguments: argparse.Namespace, lifeline: Lifeline | None) -> int:
+    shared = metrics.SharedCells(0 if arguments.metrics_port is None else arguments.processes)
+
     def command(number: int, pipe: int, status: int | None) -> list[str]:
-        return [*_command(arguments), "--as-child", str(_Child(number, pipe, status))]
+        cells = shared.files[number - 1] if shared.files else None
+        return [*_command(arguments), "--as-child", str(_Child(number, pipe, status, cells))]
 
     supervisor = Supervisor(
         command,
         processes=arguments.processes,
         burst=arguments.burst,
         reports=arguments.health_port is not None,
+        shared=shared.files,
         shutdown_timeout=runner.config.shutdown_timeout,
         block=runner.config.block_duration,
     )
     if lifeline is not None:
         lifeline.holds(supervisor.stop_soon, runner.config.shutdown_timeout + BEYOND)
-    probes: ProbeServer | None = None
+    pages: dict[str, dict[str, Page]] = {}
     if arguments.health_port is not None:
-        probes = ProbeServer(arguments.health_port, supervisor.why_not_ready)
-        probes.start()
-    _show_banner(runner, arguments, probes.port if probes is not None else None)
+        pages["--health-port"] = probes.pages(supervisor.why_not_ready)
+    if arguments.metrics_port is not None:
+        page = metrics.page(runner, lambda: shared.sources(supervisor.pids()))
+        pages["--metrics-port"] = {"/metrics": page}
+    servers = _servers(arguments, pages)
+    for server in servers:
+        server.start()
+    _show_banner(runner, arguments, servers)
     try:
         return supervisor.run()
     finally:
-        if probes is not None:
-            probes.stop()
+        for server in servers:
+            server.stop()
+
+
+def _servers(arguments: argparse.Namespace, pages: dict[str, dict[str, Page]]) -> list[WebServer]:
+    """A server for each port that was asked for, with the pages of all options that name it."""
+    options = {"--health-port": arguments.health_port, "--metrics-port": arguments.metrics_port}
+    by_port: dict[int, tuple[str, dict[str, Page]]] = {}
+    for option, more in pages.items():
+        by_port.setdefault(options[option], (option, {}))[1].update(more)
+    return [WebServer(port, option, each) for port, (option, each) in by_port.items()]
 
 
 def _command(arguments: argparse.Namespace, more: tuple[str, ...] = ()) -> list[str]:
@@ -222,7 +250,9 @@ def _command(arguments: argparse.Namespace, more: tuple[str, ...] = ()) -> list[
     return [*words, "--burst"] if arguments.burst else words
 
 
-def _show_banner(runner: TaskRunner, arguments: argparse.Namespace, port: int | None) -> None:
+def _show_banner(
+    runner: TaskRunner, arguments: argparse.Namespace, servers: Sequence[WebServer]
+) -> None:
     config, queue = runner.config, runner.queue
     names = runner.registry.names()
     if not names:
@@ -240,8 +270,11 @@ def _show_banner(runner: TaskRunner, arguments: argparse.Namespace, port: int | 
         ("workers", f"{workers}{several}"),
         ("host", config.host),
     ]
-    if port is not None:
-        rows.append(("probes", f"port {port}, /live and /ready"))
+    for server in servers:
+        if "/live" in server.paths:
+            rows.append(("probes", f"port {server.port}, /live and /ready"))
+        if "/metrics" in server.paths:
+            rows.append(("metrics", f"port {server.port}, /metrics"))
     if arguments.lifeline is not None:
         rows.append(("reload", "when a Python file changes; for development only"))
     if arguments.log_format == "json":
