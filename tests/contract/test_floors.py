@@ -136,6 +136,7 @@ SIDEWAYS = {
     ("taskrunner.prometheus", "taskrunner.runner"),
     ("taskrunner.prometheus", "taskrunner.tally"),
     ("taskrunner.prometheus", "taskrunner.group_figures"),
+    ("taskrunner.otel", "taskrunner.runner"),
 }
 """Imports between two modules of one floor, each with its reason."""
 
