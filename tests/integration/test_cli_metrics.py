@@ -51,7 +51,7 @@ def bad(payload):
     note("bad", "retry" if current_task().attempt < 3 else "failed")
     raise Retry(0.05)
 
-@task(name="long", registry=registry)
+@task(name="long", registry=registry, max_lost=50)
 def long(payload):
     note("long", "begun")
     while not os.path.exists(payload):
