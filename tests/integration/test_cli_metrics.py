@@ -280,7 +280,11 @@ def test_a_silent_redis_gives_a_page_without_the_group(
         spec="app:runner",
         SHOP_URL=proxy.url,
     )
-    eventually(lambda: scrape(worker).get(("redis_up",)) == 1, 20, message=lambda: worker.log)
+    eventually(
+        lambda: (now := scrape(worker))[("redis_up",)] and now[("processes",)] == int(processes),
+        20,
+        message=lambda: worker.log,
+    )
     assert worker.get("/live") == (200, "alive")
     assert ("waiting",) in scrape(worker)
 
