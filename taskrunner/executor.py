@@ -94,9 +94,8 @@ class Executor:
         self._renew_early = renew_early
         self._stopping = stopping
         self._third_ns = int(reclaim_delay / 3 * 1e9)
-        self._before, self._after = (observers or Observers()).around(
-            config.before_task, config.after_task
-        )
+        self._observers = observers or Observers()
+        self._before, self._after = self._observers.around(config.before_task, config.after_task)
 
     def __call__(self, delivery: Delivery) -> None:
         """Execute one delivery and hand it to the settler. Never raises."""
@@ -321,6 +320,7 @@ class Executor:
             message.task_name, message.id or delivery.entry_id.decode(), delay, moves,
             self._config.unknown_task_deliveries, extra={"action": "task_unknown"},
         )  # fmt: skip
+        self._observers.unknown(message.task_name)
         delivery.settlement = Postpone(
             due=monotonic() + delay,
             attempt=message.attempt + delivery.count - 1,

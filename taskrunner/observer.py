@@ -69,6 +69,9 @@ class Observer:
         """A message that waited for its time left the delayed set, or a retry its parking place, so
         long after it was due."""
 
+    def unknown(self, task_name: str) -> None:
+        """A message was put back for a while: its task is not registered here."""
+
     def reclaimed(self) -> None:
         """A delivery was taken over from a consumer that went silent."""
 
@@ -100,6 +103,10 @@ class Observers(Observer):
     def late(self, waited: Waited, seconds: float) -> None:
         for observer in self._all:
             _tell(observer.late, waited, seconds)
+
+    def unknown(self, task_name: str) -> None:
+        for observer in self._all:
+            _tell(observer.unknown, task_name)
 
     def reclaimed(self) -> None:
         for observer in self._all:

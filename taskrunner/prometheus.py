@@ -31,6 +31,7 @@ from taskrunner.tally import (
     RECLAIMS,
     RUNNING,
     TIMEOUTS,
+    UNKNOWN,
     Cells,
     Key,
     Tally,
@@ -58,6 +59,7 @@ _COUNTERS: Final = (
     (TIMEOUTS, "attempt_timeouts", "Attempts beyond their time_limit.", ("task",)),
     (FAILURES, "failures", "Messages that failed for good, by reason.", ("task", "reason")),
     (RECLAIMS, "reclaims", "Deliveries taken over from silent consumers.", ()),
+    (UNKNOWN, "unknown_tasks", "Messages put back: their task is not registered.", ()),
     (ERRORS, "errors", "Reports of errors, by action.", ("action",)),
 )
 _HISTOGRAMS: Final = (

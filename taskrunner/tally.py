@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import threading
+import weakref
 from bisect import bisect_left
 from typing import Final, TypeAlias, get_args
 
@@ -68,6 +69,7 @@ QUEUE_WAIT: Final = "queue_wait"  # task; a histogram
 FAILURES: Final = "failures"  # task, reason
 LATENESS: Final = "lateness"  # waited; a histogram
 RECLAIMS: Final = "reclaims"
+UNKNOWN: Final = "unknown"
 ERRORS: Final = "errors"  # action
 PROCESS: Final = "process"  # pid, held, running, workers, unsettled, leads: as they are now
 RUNNING: Final = "running"  # task; how many run now, and since when the longest does, in unix s
@@ -91,7 +93,12 @@ class Cells:
     """Floats by key, in a memory of `SIZE` bytes: a file that is shared, or one of one's own."""
 
     def __init__(self, file: int | None = None) -> None:
-        memory = memoryview(mmap.mmap(-1 if file is None else file, SIZE))
+        made = (
+            mmap.mmap(-1, SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a fork has its own, too
+            if file is None
+            else mmap.mmap(file, SIZE)
+        )
+        memory = memoryview(made)
         self._bytes = memory
         self._words = memory.cast("Q")
         self.view = memory.cast("d")
@@ -163,6 +170,7 @@ class Tally(Observer):
         self._tasks: dict[str, _Task] = {}
         self._process = cells.add((PROCESS,), 6)
         self._reclaims = cells.add((RECLAIMS,))
+        self._unknown = cells.add((UNKNOWN,))
         self._lateness = {
             waited: cells.add((LATENESS, waited), _HISTOGRAM) for waited in get_args(Waited)
         }
@@ -174,6 +182,12 @@ class Tally(Observer):
                 self._set(cells.add(key), 0.0, 0.0)
         self._set(self._process, os.getpid(), *[0.0] * 5)
         runner.observe(self)
+        renew = weakref.WeakMethod(self._renew_lock)
+        os.register_at_fork(after_in_child=lambda: (method := renew()) and method())
+
+    def _renew_lock(self) -> None:
+        """In a forked child: the parent's threads, one of which may have held it, are not there."""
+        self._lock = threading.Lock()
 
     # --- told by the runner ---
 
@@ -201,6 +215,10 @@ class Tally(Observer):
 
     def late(self, waited: Waited, seconds: float) -> None:
         self._observe(self._lateness[waited], max(0.0, seconds))
+
+    def unknown(self, task_name: str) -> None:
+        with self._lock:
+            self.cells.view[self._unknown] += 1.0
 
     def reclaimed(self) -> None:
         with self._lock:

@@ -203,6 +203,7 @@ def test_the_page_tells_what_the_ledger_tells(shop: Shop, desk: TaskRunner, proc
     assert found[("lateness_seconds_count", "delayed")] >= 1
     assert 0 <= found[("lateness_seconds_sum", "delayed")] < 10
     assert found[("reclaims_total",)] == 0
+    assert found[("unknown_tasks_total",)] >= 1
     assert found[("leader",)] == 1
     assert found[("redis_up",)] == 1
     assert found[("dead",)] == 4

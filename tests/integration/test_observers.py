@@ -31,6 +31,9 @@ class Diary(Observer):
     def late(self, waited: Waited, seconds: float) -> None:
         self.lines.append((waited, seconds))
 
+    def unknown(self, task_name: str) -> None:
+        self.lines.append(("unknown", task_name))
+
     def reclaimed(self) -> None:
         self.lines.append(("reclaimed",))
 
@@ -121,6 +124,16 @@ def test_an_observer_is_told_of_a_delivery_taken_over(fleet: Fleet) -> None:
     with runner:
         fleet.wait_ran("lost")
     assert diary.of("reclaimed") == [("reclaimed",)]
+
+
+def test_an_observer_is_told_of_a_task_that_nobody_knows(fleet: Fleet) -> None:
+    """Each time its message is put back."""
+    diary = Diary()
+    fleet.producer.queue.add('{"task_name":"stranger","payload":1}')
+    runner = fleet.make()
+    runner.observe(diary)
+    with runner:
+        eventually(lambda: diary.of("unknown") == [("unknown", "stranger")])
 
 
 def test_an_observer_may_stand_around_what_dispatches(fleet: Fleet) -> None:

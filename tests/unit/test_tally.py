@@ -130,6 +130,22 @@ def test_ends_and_reasons_are_told_apart() -> None:
     }
 
 
+def test_a_forked_child_counts_for_itself() -> None:
+    """In a copy of what was there, with a lock that nobody holds."""
+    tally = Tally(runner("a"), Cells())
+    run(tally, Context("a"))
+    tally._lock.acquire()
+    child = os.fork()
+    if child == 0:
+        try:
+            run(tally, Context("a"))
+            os._exit(int(tally.cells.read()[("attempts", "a", "succeeded")][0]))
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert tally.cells.read()[("attempts", "a", "succeeded")] == [1]
+
+
 def test_a_histogram_counts_by_its_upper_bounds() -> None:
     """A value on a bound is below it, as Prometheus has it; none is lost above the last."""
     tally = Tally(runner(), Cells())
