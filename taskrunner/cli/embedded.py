@@ -246,7 +246,7 @@ class EmbeddedServer:
         return True
 
     def _explain(self, what: str) -> str:
-        return f"{self._command} {what}; its log:\n{self.log().strip() or '(empty)'}"
+        return f"{self._command} {what}; its log:\n{self.log().strip()[-4000:] or '(empty)'}"
 
 
 def free_port() -> int:

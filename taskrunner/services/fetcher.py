@@ -6,7 +6,7 @@ Owns one blocking connection and one consumer. Leaves to the pool how much room 
 
 import math
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from taskrunner import keys
 from taskrunner.clock import monotonic
@@ -22,7 +22,6 @@ from taskrunner.timings import ClaimDelays
 from taskrunner.unseen import park_unseen
 from taskrunner.worker_pool import WorkerPool
 
-_UNBLOCK_TIMEOUT: Final = 0.3
 _BLOCKS: Final = 0.1
 """Seconds after which a read is taken to have found the stream empty."""
 
@@ -60,7 +59,6 @@ class Fetcher(Service):
         self._block_ms = max(1, round(block * 1000))
         connections = deliveries.connections
         self._link: Link = connections.open(read_timeout=block + connections.timeout)
-        self._client_id: Any = None
         self._read_as: set[tuple[str, str]] = set()  # (host, consumer) that a reply may have missed
         self._last_read_empty = False
         self._asked = 0.0  # monotonic, while a read is under way
@@ -89,7 +87,6 @@ class Fetcher(Service):
         consumer = keys.consumer(self._deliveries.name, host, self._number)
         count = self._budget.allow(room)
         if not self._link.connected:
-            self._client_id = self._ask_id()
             self.heard = monotonic()
         self._asked = monotonic()
         try:
@@ -120,14 +117,6 @@ class Fetcher(Service):
         asked = self._asked
         return self._last_read_empty or (asked > 0 and monotonic() - asked > _BLOCKS)
 
-    def _ask_id(self) -> Any:
-        try:
-            return self._link.call("CLIENT", "ID")
-        except Exception as error:  # any answer but an id will do
-            if connection.lost(error):
-                raise
-            return None  # not allowed to ask: `unblock` closes the socket instead
-
     def _recover(self, host: str, consumer: str) -> None:
         if park_unseen(
             self._deliveries,
@@ -141,18 +130,7 @@ class Fetcher(Service):
     def unblock(self) -> None:
         """End the present blocking read; called again until the thread is gone."""
         self._pool.wake()
-        if self._client_id is not None:
-            link = self._deliveries.connections.open(
-                read_timeout=_UNBLOCK_TIMEOUT, connect_timeout=_UNBLOCK_TIMEOUT
-            )
-            try:
-                link.call("CLIENT", "UNBLOCK", self._client_id)
-                return
-            except Exception:  # Redis is silent, or forbids it: not asked again
-                self._client_id = None
-            finally:
-                link.close()
-        self._link.interrupt()
+        self._link.hang_up()
 
     def interrupt(self) -> None:
         """End the present read though Redis does not answer."""

@@ -220,6 +220,20 @@ class Link:
         except (OSError, ValueError):
             return False
 
+    def hang_up(self) -> None:
+        """Have the server end the connection, and with it a read that another thread is blocked in.
+
+        Our half is closed, the server sees it and closes its own: what it had delivered by then is
+        read, and it delivers nothing afterwards. Not CLIENT UNBLOCK, which takes down a server that
+        holds the read back because of CLIENT PAUSE or FAILOVER (Redis to 8.2, Valkey to 8.1).
+        """
+        sock = self._connection._sock
+        if sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(
+                    sock, socket.SHUT_WR
+                )  # SSLSocket's own would end reading too
+
     def interrupt(self) -> None:
         """End a read that another thread is blocked in, at once: it raises `ConnectionError`
         there."""

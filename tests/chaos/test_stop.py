@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from tests.support import Desk, Ledger, Names, OwnServer, Proxy, WorkerProcess, eventually, faults
+from tests.support.binaries import servers_at_hand
+from tests.support.server import process_is_alive
 from tests.support.worker import DEFAULTS
 
 pytestmark = pytest.mark.chaos
@@ -199,3 +202,26 @@ def test_task_cut_off_by_the_end_of_shutdown_timeout_runs_again_uncounted(
     print(f"again {again.start - ended:.2f} s after the end")
     assert 1.5 <= again.start - ended <= 6
     eventually(lambda: log.read_text().split() == ["long", "1", "long", "1"], 5)
+
+
+@pytest.mark.parametrize("command", servers_at_hand().values(), ids=servers_at_hand())
+def test_a_server_that_holds_writes_back_outlives_the_stop_of_a_worker(
+    command: Path, own_server: Callable[..., OwnServer], make_worker: Callable[..., WorkerProcess]
+) -> None:
+    """CLIENT PAUSE, and FAILOVER, hold the blocking read back. Redis 7.0 and 8.2 abort when a client
+    held back so is given CLIENT UNBLOCK: a deploy must not take the server down."""
+    server = own_server(command=command)
+    worker = make_worker(url=server.url, config={"block_duration": 0.5})
+    pid, client = server.pid, server.client()
+    with faults.paused(client, "WRITE"):
+        eventually(lambda: _held_back(client), 10)
+        worker.terminate()
+        assert worker.wait(10) == 0
+        assert client.ping()
+    assert process_is_alive(pid)
+
+
+def _held_back(client: redis.Redis) -> bool:
+    """Whether a read of ours is among the commands that wait for the end of the pause."""
+    rows: Any = client.client_list()
+    return any(row["cmd"] == "xreadgroup" and int(row["idle"]) >= 1 for row in rows)

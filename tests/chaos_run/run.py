@@ -90,7 +90,13 @@ class Chaos:
         self.leaders.touch()
         self._seed = seed
         self._rate = rate
-        self.server = OwnServer(tcp=True, appendonly=True)
+        # Its file is rewritten before long: a restart reads it while nobody can work.
+        self.server = OwnServer(
+            tcp=True,
+            appendonly=True,
+            ready_timeout=60,
+            arguments=["--auto-aof-rewrite-min-size", "4mb"],
+        )
         self.server.start()
         self.relay = Relay(self.server.tcp_url)
         self.desk = Desk(self.server.url, self.names, reclaim_delay=RECLAIM)
@@ -175,6 +181,7 @@ class Chaos:
             while waiting and started + waiting[0].at <= now:
                 self._strike(waiting.pop(0))
             self._heal_what_is_due()
+            self._look_after_server()
             self._look_after_instances()
             if now > sampled + 1 and self.instances[0].worker.running:
                 sampled = now
@@ -313,6 +320,13 @@ class Chaos:
             self.server.start()
         else:
             self.relay.tell("heal")
+
+    def _look_after_server(self) -> None:
+        """It ends when it is killed, and never because of what we send."""
+        if self.server.running or any(kind == "server-kill" for _, kind, _ in self._undo):
+            return
+        self.seen.exits.append(f"the server ended by itself: {self.server.log()[-8000:]}")
+        self.server.start()
 
     def _look_after_instances(self) -> None:
         """Start again what has ended, and see whether it should have."""

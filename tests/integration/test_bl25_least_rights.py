@@ -228,8 +228,8 @@ def test_bl25_optional_rights_are_done_without_and_said_once(
         assert [r for r in wrong if "NOGROUP" not in str(r.error)] == []
 
 
-def test_bl25_stop_is_at_once_without_the_right_to_unblock(place: Place, fleet: Fleet) -> None:
-    """CLIENT is refused: the blocked read is ended by closing its socket."""
+def test_bl25_stop_is_at_once_without_optional_rights(place: Place, fleet: Fleet) -> None:
+    """CLIENT is refused: the blocked read needs none of it to end."""
     place.restrict(*OPTIONAL)
     runner = fleet.start_leader(url=place.client(), block_duration=5)
     eventually(lambda: runner.replications() == 1)
