@@ -68,10 +68,12 @@ class ByteBudget:
     """How many entries a read may ask for: Redis bounds a reply by entries, never by bytes.
 
     The largest entry seen lately stands for the next ones; each read that brings smaller ones
-    halves it.
+    halves it. Where the next ones are larger after all, a read of several is cut off at MOST, and
+    goes on one by one.
     """
 
     LIMIT = 64 * 1024 * 1024
+    MOST = 2 * LIMIT
     _LEAST = 256  # bytes: what a delivery costs here besides its body
 
     def __init__(self, in_flight: InFlight, largest: int) -> None:
@@ -90,3 +92,7 @@ class ByteBudget:
         if batch:
             largest = max(delivery.size for delivery in batch)
             self._largest = max(largest, self._largest // 2, self._LEAST)
+
+    def overran(self) -> None:
+        """A read of several was cut off: the next one is of one."""
+        self._largest = self.LIMIT

@@ -4,6 +4,7 @@ Owns one blocking connection and one consumer. Leaves to the pool how much room 
 `unseen` what was delivered to this consumer without ever arriving.
 """
 
+import logging
 import math
 from contextlib import suppress
 from typing import Final
@@ -24,6 +25,8 @@ from taskrunner.worker_pool import WorkerPool
 
 _BLOCKS: Final = 0.1
 """Seconds after which a read is taken to have found the stream empty."""
+
+log = logging.getLogger("taskrunner.fetcher")
 
 
 class Fetcher(Service):
@@ -90,7 +93,9 @@ class Fetcher(Service):
             self.heard = monotonic()
         self._asked = monotonic()
         try:
-            batch = self._deliveries.read(self._link, consumer, count, self._block_ms)
+            batch = self._deliveries.read(
+                self._link, consumer, count, self._block_ms, self._budget.MOST
+            )
         except Exception as error:
             if self._stopping and connection.lost(error):  # we were told to stop waiting
                 self._read_as.add((host, consumer))
@@ -100,6 +105,14 @@ class Fetcher(Service):
                 return
             if not connection.answered(error):
                 self._read_as.add((host, consumer))
+            if isinstance(error, connection.ReplyTooLargeError):
+                log.warning(
+                    "a read of %d entries was cut off at %d MiB: they are read again, fewer at a time",
+                    count,
+                    self._budget.MOST >> 20,
+                )
+                self._budget.overran()
+                return
             raise
         finally:
             self._asked = 0.0

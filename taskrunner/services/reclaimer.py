@@ -185,12 +185,17 @@ class Reclaimer(Service):
                     for entry_id in dues:
                         heapq.heappush(self._retries, (now, entry_id))
                 raise
+            taken = {result.entry_id for result in results}
             for result in results:
                 if result.delivery is not None:
                     self._observers.late("retry", monotonic() - dues[result.entry_id])
                 parked = keys.parse_consumer(self._deliveries.name, result.former)
                 if result.early_ms is not None and parked and parked[1] == keys.PARKING:
                     self.schedule(result.entry_id, monotonic() + (result.early_ms + 1) / 1000)
+            with self._lock:
+                for entry_id in dues.keys() - taken:
+                    heapq.heappush(self._retries, (dues[entry_id], entry_id))
+                    waiting = True
         return waiting
 
     def _scan(self, host: str, now: float) -> bool:
@@ -223,7 +228,10 @@ class Reclaimer(Service):
                 gate_taken = True
             chosen.append(row)
         if chosen:
-            for result in self._claim([row.entry_id for row in chosen], host, alone):
+            results = self._claim([row.entry_id for row in chosen], host, alone)
+            if len(results) < len(chosen):
+                rest = chosen[len(results)].entry_id
+            for result in results:
                 if result.delivery is not None:
                     self._log(result)
         self._more = rest is not None
@@ -267,13 +275,15 @@ class Reclaimer(Service):
         return alone.started > 0 and now - alone.started > self._reclaim_delay
 
     def _claim(self, ids: list[bytes], host: str, alone: set[bytes] | None = None) -> list[Claimed]:
+        """Take over the first of these, all of them unless they are more than a budget of bytes:
+        then there is to be room for the others first."""
         consumer = self._consumer(host)
         results: list[Claimed] = []
         while ids:
             count = self._budget.allow(len(ids))
             page, ids = ids[:count], ids[count:]
             try:
-                claimed = self._deliveries.claim(page, consumer)
+                claimed = self._deliveries.claim(page, consumer, self._budget.LIMIT)
             except Exception as error:
                 if not connection.answered(error):
                     self._missed.add((host, consumer))
@@ -299,6 +309,8 @@ class Reclaimer(Service):
                 if delivery.alone:
                     self._pool.submit_first(delivery)
             results += claimed
+            if len(claimed) < len(page) or (ids and self._in_flight.bytes() >= self._budget.LIMIT):
+                break
         return results
 
     def _log(self, result: Claimed) -> None:

@@ -144,6 +144,38 @@ def missing_group(error: BaseException) -> bool:
     return code(error) == "NOGROUP"
 
 
+class ReplyTooLargeError(LostError):
+    """A reply had more bytes than its reader allows; the connection is closed, nothing is kept."""
+
+
+class _Meter:
+    """Stands before a socket while one reply is read, and counts it."""
+
+    __slots__ = ("_left", "_sock")
+
+    def __init__(self, sock: Any, most: int) -> None:
+        self._sock = sock
+        self._left = most
+
+    def recv_into(self, buffer: Any) -> int:
+        size: int = self._sock.recv_into(buffer)
+        self._count(size)
+        return size
+
+    def recv(self, size: int) -> bytes:
+        data: bytes = self._sock.recv(size)
+        self._count(len(data))
+        return data
+
+    def _count(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise ReplyTooLargeError("a reply of more bytes than are allowed at once")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
 class Link:
     """One connection. Not for two threads at once, but `interrupt` may come from any thread."""
 
@@ -169,6 +201,23 @@ class Link:
         ):  # also one raised into this thread half way: the reply would meet the next command
             connection.disconnect()
             raise
+
+    def call_within(self, most: int, *args: Arg) -> Any:
+        """As `call`, but a reply of more than `most` bytes raises ReplyTooLargeError: Redis has no
+        such limit."""
+        connection = self._connection
+        if connection._sock is None:
+            connection.connect()
+        reader = connection._parser
+        if hasattr(reader._buffer, "_sock"):  # the parser in Python
+            reader = reader._buffer
+        sock = reader._sock
+        reader._sock = meter = _Meter(sock, most)
+        try:
+            return self.call(*args)
+        finally:
+            if reader._sock is meter:
+                reader._sock = sock
 
     def calls(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         """Send several commands in one round trip; an error reply stands in its place in the

@@ -30,6 +30,8 @@ _REMOVE_CONSUMER: Final = scripts.load("remove_consumer")
 HAND_BACK_IDLE_MS: Final = 10**9
 """Idle time given to a delivery handed back: claimable at once, by Go too."""
 
+_ANY_SIZE: Final = 1 << 62
+
 _ENTRY_ID: Final = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
 
 MOVED: Final = 1
@@ -133,6 +135,18 @@ class ConsumerGroup:
         block = () if block_ms is None else ("BLOCK", block_ms)
         reply = link.call(
             "XREADGROUP", "GROUP", self.name, consumer, "COUNT", count, *block,
+    def read(
+        self, link: Link, consumer: str, count: int, block_ms: int, most_bytes: int = _ANY_SIZE
+    ) -> list[Delivery]:
+        """Read new entries; blocks up to `block_ms` when there are none.
+
+        Several of more than `most_bytes` together raise ReplyTooLargeError: then they are delivered,
+        and unseen. A single one is read whatever its size.
+        """
+        sent = monotonic()
+        reply = link.call_within(
+            most_bytes if count > 1 else _ANY_SIZE,
+            "XREADGROUP", "GROUP", self.name, consumer, "COUNT", count, "BLOCK", block_ms,
             "STREAMS", self.stream, ">",
         )  # fmt: skip
         if not reply:
@@ -143,8 +157,10 @@ class ConsumerGroup:
             sent + (block_ms or 0) / 1000
         )  # at the latest: a paused process reads a reply long after
         if now > made:
+        if now - sent > self.reclaim_ms / 1000:
+            # It may lie in our socket since then (a paused process), and be another's by now.
             for delivery in batch:
-                delivery.confirmed = made
+                delivery.confirmed = sent
         return batch
 
     def ack(self, entry_ids: Sequence[bytes]) -> None:
@@ -203,11 +219,16 @@ class ConsumerGroup:
             )
         )
 
-    def claim(self, entry_ids: Sequence[bytes], consumer: str) -> list[Claimed]:
-        """Take over what has been idle for reclaim_delay; a result for each id, paired by id."""
+    def claim(
+        self, entry_ids: Sequence[bytes], consumer: str, most_bytes: int = _ANY_SIZE
+    ) -> list[Claimed]:
+        """Take over what has been idle for reclaim_delay; a result for each id, paired by id.
+
+        Results end where they hold `most_bytes`: the other ids were not looked at.
+        """
         sent = monotonic()
         rows = self.connections.run(
-            _CLAIM, [self.stream], [self.name, consumer, self.reclaim_ms, *entry_ids]
+            _CLAIM, [self.stream], [self.name, consumer, self.reclaim_ms, most_bytes, *entry_ids]
         )
         now = monotonic()
         claimed = [self._claimed(row, consumer, now) for row in rows]

@@ -7,6 +7,7 @@ drawn at random.
 
 import ast
 import json
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,9 @@ from hypothesis import strategies as st
 
 import taskrunner
 from taskrunner.cli.embedded import EmbeddedServer
+from taskrunner.in_flight import ByteBudget
 from taskrunner.message import decode, encode
+from taskrunner.store.group import ConsumerGroup
 from tests.fuzz import promises
 from tests.fuzz.promises import SECRET
 from tests.support import Desk, Ledger, Names, OwnServer, WorkerProcess, eventually
@@ -309,6 +312,73 @@ def test_memory_stays_within_the_byte_budget_when_entries_are_huge(
     assert not shown
     assert peak - before < 7 * 64 * MIB  # the reply, its parts, their text, and the value
     assert after - before < 7 * 64 * MIB  # what the allocator keeps of it: not ten times as much
+
+
+@pytest.mark.parametrize("how", ["read", "taken over"])
+def test_large_entries_that_follow_at_once_on_small_ones_come_few_at_a_time(
+    how: str,
+    server: EmbeddedServer,
+    names: Names,
+    make_desk: Callable[..., Desk],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Small ones teach that a hundred may be asked for, and Redis bounds no reply: the reader does,
+    and a takeover in its step. What was cut off is read again, and costs no attempt. (A thousandth
+    of the real limits, and of the real sizes.)"""
+    monkeypatch.setattr(ByteBudget, "LIMIT", 64 * 1024)
+    monkeypatch.setattr(ByteBudget, "MOST", 128 * 1024)
+    most: dict[str, int] = {"read": 0, "taken over": 0}
+
+    def watched(method: Callable[..., Any], key: str, size: Callable[[Any], int]) -> Any:
+        def call(*args: Any) -> Any:
+            result = method(*args)
+            most[key] = max(most[key], sum(map(size, result)))
+            return result
+
+        return call
+
+    monkeypatch.setattr(
+        ConsumerGroup, "read", watched(ConsumerGroup.read, "read", lambda one: one.size)
+    )
+    monkeypatch.setattr(
+        ConsumerGroup,
+        "claim",
+        watched(
+            ConsumerGroup.claim, "taken over", lambda one: one.delivery.size if one.delivery else 0
+        ),
+    )
+    desk = make_desk()
+    with Fleet(server.url, names) as fleet:
+        runner = fleet.start(num_workers=100, batch_size=100)
+        for number in range(20):  # each halves what the largest one is thought to be
+            fleet.producer.dispatch("note", number)
+            fleet.wait_ran(number)
+        eventually(fleet.settled, 10)
+        large = [f"{number}-" + "x" * 10_000 for number in range(60)]
+        if how == "read":
+            with fleet.client.pipeline(transaction=True) as pipe:  # one read finds them all
+                for body in large:
+                    pipe.xadd(names.stream, {"payload": _message("note", body)})
+                pipe.execute()
+        else:
+            desk.strand("note", large, idle=60)
+        fleet.wait_ran(*large, timeout=30)
+        eventually(fleet.settled, 20)
+        runs = Counter(run.payload for run in fleet.runs)
+        assert {body: runs[body] for body in large} == dict.fromkeys(large, 1)
+        expected = 1 if how == "read" else 2
+        assert {run.attempt for run in fleet.runs if run.payload in large} == {expected}
+        assert most["read"] <= ByteBudget.MOST
+        assert most["taken over"] <= ByteBudget.LIMIT + 11_000
+        assert ("was cut off" in caplog.text) == (how == "read")
+        assert list(runner.errors) == []
+
+
+def _message(name: str, payload: Any) -> str:
+    return encode(
+        name, json.dumps(payload), id=str(uuid.uuid4()), enqueued_at=1.5, reservation_timeout_ns=1
+    )
 
 
 def _peak_bytes(worker: WorkerProcess) -> int:

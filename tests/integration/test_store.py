@@ -669,6 +669,41 @@ def test_a_claim_acknowledges_what_has_no_body(store: Store) -> None:
     assert store.row(middle) is None
 
 
+def test_a_claim_ends_where_it_has_bytes_enough(store: Store) -> None:
+    """The first is taken whatever its size; what was not looked at is as it was."""
+    store.add("a" * 500, "b" * 500, "c")
+    held = store.read()
+    store.age(*held)
+    ids = [one.entry_id for one in held]
+
+    claimed = store.group.claim(ids, store.consumer(2, "other"), 1)
+
+    assert [one.entry_id for one in claimed] == ids[:1]
+    assert claimed[0].delivery is not None
+    for one in held[1:]:
+        row = store.row(one)
+        assert row is not None
+        assert (row.consumer, row.count) == (one.consumer, 1)
+    assert len(store.group.claim(ids[1:], store.consumer(2, "other"), 1000)) == 2
+
+
+def test_a_read_of_several_is_cut_off_where_it_has_bytes_too_many(store: Store) -> None:
+    """They count as delivered, and the connection is gone; a single one is read whatever its
+    size."""
+    store.add(*("x" * 50_000 for _ in range(10)))
+    with pytest.raises(connection.ReplyTooLargeError) as refused:
+        store.group.read(store.link, store.consumer(1), 10, 1, 200_000)
+    assert connection.lost(refused.value)
+    assert not store.link.connected
+    assert len(store.group.pending_of(store.consumer(1), b"-", 100)) == 10
+    store.add("y" * 50_000, "z")
+    assert [one.size for one in store.group.read(store.link, store.consumer(1), 1, 1, 1000)] == [
+        50_000
+    ]
+    assert [one.size for one in store.group.read(store.link, store.consumer(1), 10, 1, 1000)] == [1]
+    assert store.link.connected
+
+
 def test_a_claim_answers_for_each_id_by_itself(store: Store) -> None:
     """Whatever became of its neighbours, and where an id is asked for twice."""
     store.add(*"abcd")
