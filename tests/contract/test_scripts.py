@@ -323,7 +323,7 @@ CASES: dict[str, Any] = {
     "cancel": lambda s: ([s.names.delayed, s.lock], ["member", "token"], 1),
     "claim": lambda s: (
         [s.names.stream],
-        [s.names.group, "other", 0, s.entry, "1-1"],
+        [s.names.group, "other", 0, 1000, s.entry, "1-1"],
         [[s.entry, 2, s.reader.encode(), [b"payload", b"body"]], [b"1-1", -2]],
     ),
     "count_after": lambda s: ([s.names.stream], ["0-0", 1000], [1, s.entry]),
