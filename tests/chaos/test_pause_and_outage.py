@@ -3,6 +3,7 @@ back what is another's, and nothing is done twice because of it."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -238,8 +239,14 @@ def test_paused_worker_does_not_start_what_it_reads_too_late(
     options = {"tasks_file": tasks_file(TASKS), "queue": {"reclaim_delay": LATE}}
     paused = make_worker(config={"block_duration": 60}, **options)
     gate = str(tmp_path / "gate")
+    reader = f"{desk.names.group}_{paused.status()['host']}_1"
+    desk.send("note", ["before"])
+    ledger.wait_finished(["before"])
+    desk.wait_done()
+    eventually(lambda: _is_reading(desk), 10)
     paused.pause()
     desk.send("gated", [{"id": "gated", "path": gate, "fails": False}])
+    assert [held.consumer for held in desk.held()] == [reader]
     other = make_worker(**options)
     run = ledger.wait_started("gated", 20)
     assert run.pid == other.pid
@@ -251,3 +258,9 @@ def test_paused_worker_does_not_start_what_it_reads_too_late(
     Path(f"{gate}.{other.pid}").touch()
     eventually(desk.is_empty, 20)
     assert len([run for run in ledger.runs() if run.id == "gated"]) == 1
+
+
+def _is_reading(desk: Desk) -> bool:
+    """Whether a reader waits in the server for a message."""
+    rows: Any = desk.client.client_list()
+    return any(row["cmd"] == "xreadgroup" and "b" in row["flags"] for row in rows)
