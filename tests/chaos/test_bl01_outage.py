@@ -69,6 +69,43 @@ def test_bl01_task_that_ends_during_the_outage_is_settled_after_it(
     assert_recovered(worker, desk, ledger, threads)
 
 
+def test_bl01_nothing_is_taken_over_before_its_holder_could_renew_it(
+    own_server: Callable[..., OwnServer],
+    make_worker: Callable[..., WorkerProcess],
+    make_desk: Callable[..., Desk],
+    ledger: Ledger,
+    tmp_path: Path,
+) -> None:
+    """After an outage everything looks overdue. An idle worker that is back first leaves the holder
+    a third of reclaim_delay, 3 s here, to come back too."""
+    server = own_server(appendonly=True)
+    options = {"url": server.tcp_url, "queue": {"reclaim_delay": 9}}
+    desk = make_desk(server.url, reclaim_delay=9)
+    holder = make_worker(**options)
+    ids, gate = [f"held-{number}" for number in range(4)], tmp_path / "gate"
+    desk.send("wait-for-file", [{"id": id_, "path": str(gate)} for id_ in ids])
+    for id_ in ids:
+        ledger.wait_started(id_)
+    idle = make_worker(**options)
+    with faults.killed(server):
+        holder.pause()
+        faults.down_for(2)  # the idle one looks about once a second, and so meets it
+    desk.client.xclaim(
+        desk.names.stream, desk.names.group, desk.held()[0].consumer, 0,
+        [held.entry_id for held in desk.held()], idle=20_000, justid=True,
+    )  # fmt: skip
+    desk.send("note", ["back"])
+    ledger.wait_finished(["back"])
+    faults.down_for(1.5)  # looks about more than once
+    holder.resume()
+    eventually(lambda: max(held.idle for held in desk.held()) < 5, 10)
+    gate.touch()
+    ledger.wait_finished(ids)
+    desk.wait_done()
+    ledger.assert_once([*ids, "back"])
+    assert not idle.log_lines("taken over")
+
+
 def test_bl01_work_goes_on_when_connections_are_dropped_again_and_again(
     own_server: Callable[..., OwnServer],
     make_worker: Callable[..., WorkerProcess],

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +85,26 @@ def test_bl13_buffered_messages_are_renewed_too(
     ledger.wait_finished(ids, 20)
     eventually(desk.is_empty)
     ledger.assert_once(ids)
+
+
+def test_bl13_worker_never_claims_what_it_holds_itself(
+    make_worker: Callable[..., WorkerProcess], desk: Desk, ledger: Ledger, tmp_path: Path
+) -> None:
+    """However overdue it looks: here its idle time is set by hand, again and again, while the
+    worker looks about once a second and renews every three."""
+    make_worker(queue={"reclaim_delay": 9})
+    gate = tmp_path / "gate"
+    desk.send("wait-for-file", [{"id": "held", "path": str(gate)}])
+    ledger.wait_started("held")
+    (held,) = desk.held()
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        desk.client.xclaim(
+            desk.names.stream, desk.names.group, held.consumer, 0, [held.entry_id], idle=60_000, justid=True
+        )  # fmt: skip
+        (now,) = desk.held()
+        assert (now.consumer, now.count) == (held.consumer, 1)
+        time.sleep(0.02)
+    gate.touch()
+    desk.wait_done()
+    ledger.assert_once(["held"])

@@ -23,6 +23,7 @@ from tests.support import (
     Ledger,
     Names,
     OwnServer,
+    Proxy,
     WorkerProcess,
     eventually,
     faults,
@@ -325,6 +326,42 @@ def test_no_attempt_is_spent_when_the_primary_becomes_a_replica_and_back(
         assert [run.attempt for run in fleet.runs if run.payload == "fails"] == [1, 2]
         failed = [report for report in runner.errors if report.action == "task_failed"]
         assert len(failed) == 1
+
+
+def test_connections_to_a_former_primary_are_given_up_when_its_name_leads_to_another(
+    own_server: Callable[..., OwnServer], make_proxy: Callable[[str], Proxy], names: Names
+) -> None:
+    """Managed services move a name, and the old server, a replica now, keeps its connections: only
+    its READONLY tells. Each is met once, and then the name is asked anew."""
+    old, new = own_server(arguments=_REPLICA), own_server(arguments=_REPLICA)
+    follower = new.client()
+    follower.execute_command("REPLICAOF", "127.0.0.1", old.port)
+    eventually(lambda: Deployment.followers(old) == 1, 20)
+    proxy = make_proxy(old.tcp_url)
+    let_go = threading.Event()
+    with Fleet(proxy.url, names) as fleet:
+
+        def body(payload: Any) -> None:
+            fleet.record(payload)
+            let_go.wait(20)
+
+        fleet.task(body, name="held")
+        runner = fleet.start()
+        fleet.producer.dispatch("held", "begun")
+        fleet.wait_ran("begun")
+        eventually(lambda: follower.xlen(names.stream) == 1, 10)
+        follower.execute_command("REPLICAOF", "NO", "ONE")
+        proxy.lead_to(new.tcp_url)
+        old.client().execute_command("REPLICAOF", "127.0.0.1", new.port)
+        with pytest.raises(redis.RedisError, match="read only replica"):
+            fleet.producer.dispatch("note", "refused")
+        fleet.producer.dispatch("note", "sent")
+        let_go.set()
+        fleet.wait_ran("sent")
+        fleet.client = follower
+        eventually(fleet.settled, 15)
+        assert fleet.payloads() == ["begun", "sent"]
+        assert not [one for one in runner.errors if one.action in ("task_failed", "task_retry")]
 
 
 def test_nothing_is_lost_and_dispatch_raises_when_too_few_replicas_would_have_it(

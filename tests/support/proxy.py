@@ -99,6 +99,10 @@ class Proxy:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
+    def lead_to(self, url: str) -> None:
+        """As a name that is given to another server: new connections go there, old ones stay."""
+        self._target = urlparse(url)
+
     def on(
         self,
         command: str,
