@@ -133,12 +133,14 @@ class Settler(Service):
     # --- for others ---
 
     def congested(self) -> bool:
-        """Whether so much waits for Redis that nothing more should be fetched."""
-        if not self._refused:
+        """Whether so much waits for Redis that nothing more should be fetched.
+
+        From the first refusal until all is accepted, also while what was refused is tried again:
+        each try would let more in.
+        """
+        if not self._refused and not self._refusals.waiting:
             return False
-        if len(self._refused) >= self._most_waiting:
-            return True
-        return sum(delivery.size for delivery in list(self._refused)) >= _WAITING_BYTES
+        return self.unsettled >= self._most_waiting or self._in_flight.bytes() >= _WAITING_BYTES
 
     @property
     def unsettled(self) -> int:

@@ -1,5 +1,6 @@
 """A million tasks wait, a hundred thousand were held by a dead process, the server is full."""
 
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -9,9 +10,19 @@ from typing import Any
 import pytest
 import redis
 
-from taskrunner import keys
+from taskrunner import keys, settler
 from taskrunner.message import encode
-from tests.support import Desk, Ledger, Names, OwnServer, WorkerProcess, eventually
+from tests.support import (
+    Desk,
+    Ledger,
+    Names,
+    OwnServer,
+    WorkerProcess,
+    eventually,
+    faults,
+    stays,
+)
+from tests.support.fleet import Fleet
 from tests.support.worker import DEFAULTS
 
 pytestmark = pytest.mark.chaos
@@ -233,3 +244,51 @@ def test_nothing_is_lost_when_the_server_is_full(
     assert sorted(letters) == sorted(accepted["fails"])
     assert counts.keys() == {"first", *accepted["works"], *accepted["fails"]}
     assert all(worker.running for worker in workers)
+
+
+@pytest.mark.parametrize("bound", ["number", "bytes"])
+def test_nothing_more_is_fetched_while_enough_settlements_wait_for_redis(
+    bound: str,
+    own_server: Callable[..., OwnServer],
+    names: Names,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading goes on working when memory is full, and dead letters don't: without a bound all the
+    queue would end up in this process."""
+    batch, workers = (5, 2) if bound == "number" else (50, 2)
+    if bound == "bytes":
+        monkeypatch.setattr(settler, "_WAITING_BYTES", 10_000)
+    server = own_server()
+    with Fleet(server.url, names, reclaim_delay=60) as fleet:
+        full = threading.Event()
+
+        def fails(payload: Any) -> None:
+            full.wait(30)
+            fleet.record(payload[:8])
+            raise ValueError("always")
+
+        fleet.task(fails, name="fails")
+        bodies = [
+            f"{number:08}" + "x" * (0 if bound == "number" else 1000) for number in range(300)
+        ]
+        runner = fleet.start(num_workers=workers, batch_size=batch)
+        fleet.producer.dispatch_many("fails", bodies)
+        eventually(lambda: _pending(fleet) >= workers, 10)
+        with faults.out_of_memory(fleet.client):
+            full.set()
+            enough = 2 * batch if bound == "number" else 9
+            eventually(lambda: len(fleet.runs) >= enough, 20)
+            eventually(lambda: _pending(fleet) == len(fleet.runs), 20)
+            assert (
+                len(fleet.runs) < 200
+            )  # what was read ahead, or on its way to Redis, comes on top
+            seen = len(fleet.runs)
+            stays(lambda: (len(fleet.runs), _pending(fleet)) == (seen, seen), 1.5)
+        eventually(lambda: len(runner.dead_letters) == 300, 30)
+        eventually(fleet.settled, 10)
+        assert len(fleet.runs) == 300
+
+
+def _pending(fleet: Fleet) -> int:
+    summary: Any = fleet.client.xpending(fleet.names.stream, fleet.names.group)
+    return int(summary["pending"])
