@@ -129,34 +129,33 @@ class ConsumerGroup:
             ):  # before 6.2 there is none
                 raise reply
 
-    def read(self, link: Link, consumer: str, count: int, block_ms: int | None) -> list[Delivery]:
-        """Read new entries; blocks up to `block_ms` when there are none, or not at all (None)."""
-        sent = monotonic()
-        block = () if block_ms is None else ("BLOCK", block_ms)
-        reply = link.call(
-            "XREADGROUP", "GROUP", self.name, consumer, "COUNT", count, *block,
     def read(
-        self, link: Link, consumer: str, count: int, block_ms: int, most_bytes: int = _ANY_SIZE
+        self,
+        link: Link,
+        consumer: str,
+        count: int,
+        block_ms: int | None,
+        most_bytes: int | None = None,
     ) -> list[Delivery]:
-        """Read new entries; blocks up to `block_ms` when there are none.
+        """Read new entries; blocks up to `block_ms` when there are none, or not at all (None).
 
         Several of more than `most_bytes` together raise ReplyTooLargeError: then they are delivered,
         and unseen. A single one is read whatever its size.
         """
         sent = monotonic()
-        reply = link.call_within(
-            most_bytes if count > 1 else _ANY_SIZE,
-            "XREADGROUP", "GROUP", self.name, consumer, "COUNT", count, "BLOCK", block_ms,
+        block = () if block_ms is None else ("BLOCK", block_ms)
+        command: list[Arg] = [
+            "XREADGROUP", "GROUP", self.name, consumer, "COUNT", count, *block,
             "STREAMS", self.stream, ">",
-        )  # fmt: skip
+        ]  # fmt: skip
+        if count == 1 or most_bytes is None:
+            reply = link.call(*command)
+        else:
+            reply = link.call_within(most_bytes, *command)
         if not reply:
             return []
         now = monotonic()
         batch = [_delivery(row[0], row[1], consumer, 1, now) for row in reply[0][1]]
-        made = (
-            sent + (block_ms or 0) / 1000
-        )  # at the latest: a paused process reads a reply long after
-        if now > made:
         if now - sent > self.reclaim_ms / 1000:
             # It may lie in our socket since then (a paused process), and be another's by now.
             for delivery in batch:

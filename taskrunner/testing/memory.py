@@ -312,7 +312,10 @@ class Memory:
 
     def step_claim(self, keys: list[str], args: list[Any]) -> list[Any]:
         rows: list[Any] = []
-        for entry_id in map(_bytes, args[3:]):
+        room = int(args[3])
+        for entry_id in map(_bytes, args[4:]):
+            if room <= 0:
+                break
             held = self._held.get(entry_id)
             if held is None:
                 rows.append([entry_id, -2])
@@ -326,6 +329,7 @@ class Memory:
                     continue
                 self._held[entry_id] = _Held(_bytes(args[1]), self._now(), held.count + 1)
                 rows.append([entry_id, held.count + 1, held.consumer, fields])
+                room -= sum(map(len, fields))
         return rows
 
     def step_promote(self, keys: list[str], args: list[Any]) -> list[Any]:
