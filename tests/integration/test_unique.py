@@ -489,10 +489,16 @@ def test_a_requeued_letter_takes_its_lock_anew(fleet: Fleet, one: str) -> None:
 def test_the_end_of_a_run_leaves_another_message_s_lock_alone(fleet: Fleet, one: str) -> None:
     """Freed by hand and taken by the next: the old run's end releases by its own token only."""
     gates = {"a": threading.Event(), "b": threading.Event()}
-    unique = fleet.task(lambda payload: gates[payload].wait(20), name=one, unique_for=60)
+    started = threading.Event()
+
+    def body(payload: Any) -> None:
+        started.set()
+        gates[payload].wait(20)
+
+    unique = fleet.task(body, name=one, unique_for=60)
     fleet.start()
     unique.delay("a")
-    eventually(lambda: held_count(fleet) == 1)
+    assert started.wait(10)  # what is only fetched takes its lock again when it starts
     assert unique.unlock("a")
     unique.delay("b")
     token = fleet.client.get(key_of(one))
