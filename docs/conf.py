@@ -5,6 +5,7 @@ from importlib import metadata
 
 from pygments.lexers.special import TextLexer
 from sphinx.highlighting import lexers
+from sphinx.pycode import ModuleAnalyzer
 
 project = "TaskRunner"
 author = "the authors of TaskRunner"
@@ -17,6 +18,7 @@ lexers["acl"] = TextLexer()  # Redis's own language for rights
 
 myst_heading_anchors = 3
 
+default_role = "py:obj"  # what docstrings put in single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -28,3 +30,10 @@ suppress_warnings = ["toc.not_included"]  # pages that others are writing
 html_theme = "furo"
 html_title = f"TaskRunner {version}"
 html_copy_source = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+
+# One signature for each name: overloads are for type checkers.
+_analyzer = ModuleAnalyzer.for_module("taskrunner.task")
+_analyzer.analyze()
+_analyzer.overloads.clear()

@@ -54,6 +54,9 @@ class TaskRunner:
 
     `client` is a `redis.Redis` or a URL; without one the environment variable TASKRUNNER_REDIS_URL
     is used, else redis://localhost:6379/0. `settings` are fields of `TaskRunnerConfig`.
+
+    `dead_letters` and `delayed` are what failed for good and what waits for its time; `config`,
+    `queue`, `registry` and `instance_id` can be read.
     """
 
     def __init__(

@@ -270,14 +270,14 @@ def task(
 ) -> Any:
     """Make a function of one payload, or of nothing, a task: `@task` or `@task(...)`.
 
-    - name: registry key and name on the wire; None: module.qualname
-    - max_retry: how often its code may fail, at least 1
-    - max_lost: how many deliveries lost with their process are run on top
-    - reservation_timeout: interval of the heartbeat; None: a third of reclaim_delay
-    - unique_for: life of the unique lock; None: not unique
-    - unique_key: payload -> str, or "payload" for a hash of it; None: one lock for the task
-    - retry_delay: the wait before a retry, or (attempt, error) -> wait; None: exponential backoff
-    - time_limit: longest run; past it TaskTimeoutError is raised in the task
+    - `name`: registry key and name on the wire; None: module.qualname
+    - `max_retry`: how often its code may fail, at least 1
+    - `max_lost`: how many deliveries lost with their process are run on top
+    - `reservation_timeout`: interval of the heartbeat; None: a third of reclaim_delay
+    - `unique_for`: life of the unique lock; None: not unique
+    - `unique_key`: payload -> str, or "payload" for a hash of it; None: one lock for the task
+    - `retry_delay`: the wait before a retry, or (attempt, error) -> wait; None: exponential backoff
+    - `time_limit`: longest run; past it TaskTimeoutError is raised in the task
 
     Raises ConfigurationError for a bad option, UniqueForRequiredError, DuplicateTaskNameError, and
     TypeError for a function that no worker could call.

@@ -62,7 +62,7 @@ class QueueMetrics:
 
 
 class RedisStreamQueue:
-    """A queue on a Redis stream named `<prefix>:<queue>`.
+    """A queue on the Redis stream `prefix:queue`.
 
     `reclaim_delay` (seconds) is how long a delivery may go without renewal before others take it
     over; all instances of a group use one value. With `delete_on_ack=False` finished entries stay

@@ -1,6 +1,7 @@
 """What the pages say of keys, attempts, messages and public names is true of the code."""
 
 import ast
+import inspect
 import itertools
 import re
 from functools import cache
@@ -142,9 +143,19 @@ def test_a_finding_that_is_named_exists() -> None:
 # --- api.md ---
 
 
+def test_the_signature_of_task_is_right() -> None:
+    """It is written out there, because the overloads say more than people ask."""
+    (shown,) = re.findall(r"^\.\. autofunction:: task\((.*)\)$", page("api.md"), re.MULTILINE)
+    real = inspect.signature(taskrunner.task).parameters.values()
+    assert re.findall(r"(\w+)=([\w.]+)", shown) == [
+        (one.name, "default_registry" if one.name == "registry" else repr(one.default))
+        for one in real
+    ]
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     """And the reference shows nothing that can't be imported."""
-    shown = re.findall(r"^\.\. auto\w+:: ([\w.]+)", page("api.md"), re.MULTILINE)
+    shown = re.findall(r"^\.\. (?:auto\w+|py:data):: ([\w.]+)", page("api.md"), re.MULTILINE)
     inner = {"taskrunner.store.dead_letters.DeadLetters", "taskrunner.store.delayed_set.DelayedSet"}
     tests = [f"taskrunner.testing.{name}" for name in testing.__all__]
     assert sorted(set(shown) - inner) == sorted([*taskrunner.__all__, *tests])
