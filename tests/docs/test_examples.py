@@ -76,18 +76,22 @@ def private() -> Iterator[EmbeddedServer]:
         yield embedded
 
 
-def done(words: list[str], directory: Path, server: EmbeddedServer) -> str:
-    """The output of a command that ends with 0."""
+def environment(server: EmbeddedServer) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TASKRUNNER_REDIS_URL": server.tcp_url}
+
+
+def done(words: list[str], directory: Path, server: EmbeddedServer, code: int = 0) -> str:
+    """The output of a command that ends with this exit code."""
     made = subprocess.run(
         words,
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TASKRUNNER_REDIS_URL": server.tcp_url},
+        env=environment(server),
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    assert made.returncode == 0, made.stdout + made.stderr
+    assert made.returncode == code, made.stdout + made.stderr
     return made.stdout
 
 
@@ -125,3 +129,33 @@ def test_a_starting_point_works_as_it_is_copied(
     for command in commands:
         words = command.replace("--processes 4", "--processes 2").split()
         done([sys.executable, "-m", "taskrunner", *words, "--burst"], tmp_path, private)
+
+
+def test_the_readme_works_as_it_is_copied(private: EmbeddedServer, tmp_path: Path) -> None:
+    """Its three files and the commands of its last lines."""
+    readme = (ROOT / "README.md").read_text()
+    tasks, application, worker = (found[2] for found in list(BLOCK.finditer(readme))[:3])
+    (tmp_path / "tasks.py").write_text(tasks)
+    (tmp_path / "application.py").write_text(application)
+    (tmp_path / "worker.py").write_text(worker)
+    done([sys.executable, "application.py"], tmp_path, private)
+
+    with subprocess.Popen(
+        [sys.executable, "-u", "worker.py"],
+        cwd=tmp_path,
+        env=environment(private),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "mail to a@example.com\n"
+        running.terminate()
+        assert running.wait(60) == 0
+
+    for command in re.findall(r"`taskrunner ((?:worker|info) [^`]+)`", readme):
+        words = [*command.split(), *(["--burst"] if command.startswith("worker") else [])]
+        done([sys.executable, "-m", "taskrunner", *words], tmp_path, private)
+    assert "`taskrunner doctor tasks:runner`" in readme
+    doctor = [sys.executable, "-m", "taskrunner", "doctor", "tasks:runner"]
+    assert "no-persistence" in done(doctor, tmp_path, private, code=3)
