@@ -160,3 +160,14 @@ def test_every_public_name_is_in_the_reference() -> None:
     tests = [f"taskrunner.testing.{name}" for name in testing.__all__]
     assert sorted(set(shown) - inner) == sorted([*taskrunner.__all__, *tests])
     assert len(shown) == len(set(shown))
+
+
+# --- README.md ---
+
+
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    """Those between the pages are checked by Sphinx."""
+    readme = (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", readme)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
