@@ -109,16 +109,17 @@ def test_timings_are_written_once_a_second_at_any_rate(
         for number in range(names_of_tasks):
             crew.task(name=f"t{number}")
         runner = crew.start(leads=True)
+        began = time.monotonic()
         with Monitor(own.tcp_url) as monitor:
             sent = 0
-            began = time.monotonic()
-            while (seconds := time.monotonic() - began) < 4:
+            while time.monotonic() - began < 4:
                 for number in range(names_of_tasks):
                     runner.dispatch_many(f"t{number}", [None] * 20)
                 sent += 20 * names_of_tasks
                 measure(0.05)
             written = monitor.sent("HINCRBY")
             ring = monitor.sent("LPUSH")
+            seconds = time.monotonic() - began  # all that was watched, however long it took to ask
 
     assert sent > 400
     assert len(written) <= 2 * names_of_tasks * (seconds + 2)
