@@ -18,7 +18,6 @@ class Delivery:
 
     __slots__ = (
         "alone",
-        "beside",
         "body",
         "confirmed",
         "consumer",
@@ -30,6 +29,7 @@ class Delivery:
         "message",
         "received",
         "settlement",
+        "size",
         "started",
         "waiting",
     )
@@ -39,24 +39,19 @@ class Delivery:
     ) -> None:
         self.entry_id = entry_id
         self.body = body  # None where the entry has no `payload` field
-        self.beside = 0  # bytes of the entry's other fields
+        self.size = len(body) if body else 0  # bytes of the entry, as it was read
         self.fields: Sequence[bytes] = ()  # what such an entry has instead
         self.consumer = consumer
         self.count = count
         self.received = received  # monotonic
         self.confirmed = received  # monotonic: when a request left that found us the owner
-        self.message: Message | None = None
+        self.message: Message | None = None  # while it runs; a unique one's until it is settled
         self.started = 0.0  # monotonic; 0: still buffered
         self.settlement: Any = None  # what the settler is to do; None: acknowledge
         self.lost = False  # taken over by another consumer
         self.waiting = False  # set aside until its ownership is confirmed
         self.failed = False  # for good: only the handler or the dead letters are left
         self.alone = False  # an orphan that may have killed its process: no second one beside it
-
-    @property
-    def size(self) -> int:
-        """Bytes of the entry, as it was read."""
-        return (len(self.body) if self.body else 0) + self.beside
 
     def __repr__(self) -> str:
         return f"<Delivery {self.entry_id.decode()} count={self.count} of {self.consumer}>"

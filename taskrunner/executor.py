@@ -208,6 +208,8 @@ class Executor:
                 None  # its traceback holds this frame: as a cycle it would keep the payload (BL-17)
             )
             return
+        if not message.head.unique:  # all that is left to do is an XACK: free the payload now
+            delivery.message = None
         self._settle(delivery)
         if debug:
             log.debug(

@@ -4,8 +4,12 @@ Every step is one operation on a dict, so no lock stands between fetchers, worke
 heartbeat.
 """
 
+from operator import attrgetter
+
 from taskrunner.clock import monotonic
 from taskrunner.delivery import Delivery
+
+_size = attrgetter("size")
 
 
 class InFlight:
@@ -35,8 +39,10 @@ class InFlight:
 
     def remove_all(self, deliveries: list[Delivery]) -> None:
         """These are settled; a newer delivery of one of their entries stays."""
+        table = self._table
         for delivery in deliveries:
-            self.remove(delivery)
+            if table.get(delivery.entry_id) is delivery:
+                table.pop(delivery.entry_id, None)
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether this very delivery is in the table."""
@@ -90,7 +96,7 @@ class ByteBudget:
     def saw(self, batch: list[Delivery]) -> None:
         """Learn from a batch."""
         if batch:
-            largest = max(delivery.size for delivery in batch)
+            largest = max(map(_size, batch))
             self._largest = max(largest, self._largest // 2, self._LEAST)
 
     def overran(self) -> None:

@@ -337,7 +337,7 @@ def decode(body: bytes) -> Message:
         payload, end = _scan_once(text, len(start))
     except (ValueError, RecursionError, StopIteration):
         return _decode(body)
-    if _usual_tail(text, end) is None or text is not _paired(text):
+    if _usual_tail(text, end) is None or ("\\" in text and text is not _paired(text)):
         return _decode(body)
     return Message(head, payload, text, end)
 

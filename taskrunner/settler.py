@@ -8,6 +8,7 @@ heartbeat goes on renewing it; what turns out to be another's is let go.
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -65,6 +66,9 @@ class Bury:
 
     fields: tuple[tuple[str, str], ...]
     without_body: bool = False
+
+
+_alone = attrgetter("alone")
 
 
 class _Unseen:
@@ -228,12 +232,11 @@ class Settler(Service):
         parks: list[Delivery] = []
         single: list[Delivery] = []
         for delivery in batch:
-            settlement = delivery.settlement
-            if settlement is UNSEEN:
+            settlement, message = delivery.settlement, delivery.message
+            if settlement is None:
+                (unique if message is not None and message.head.unique else plain).append(delivery)
+            elif settlement is UNSEEN:
                 plain.append(delivery)
-            elif settlement is None:
-                message = delivery.message
-                (unique if message is not None and message.unique else plain).append(delivery)
             else:
                 (parks if type(settlement) is Park else single).append(delivery)
         self._down = False
@@ -272,7 +275,7 @@ class Settler(Service):
         self._in_flight.remove_all(batch)
         if statuses is not None:
             self._schedule(batch, statuses)
-        if any(delivery.alone for delivery in batch):
+        if any(map(_alone, batch)):
             self._settled_alone()
 
     def _schedule(self, batch: list[Delivery], statuses: Sequence[int]) -> None:

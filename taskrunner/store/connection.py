@@ -34,6 +34,7 @@ from redis.exceptions import (
 from redis.retry import Retry as ConnectRetry
 from redis.sentinel import SentinelConnectionPool
 
+from taskrunner.clock import monotonic
 from taskrunner.errors import ConfigurationError
 from taskrunner.scripts import Script
 
@@ -49,6 +50,9 @@ _SENTINEL_TIMEOUT: Final = 1.0
 """Seconds for each question to a sentinel; they are asked one after the other."""
 
 _KEPT_IDLE: Final = 32
+
+_SURELY_OPEN: Final = 0.01
+"""Seconds for which an idle link is not looked at: one that is used again and again isn't."""
 
 _CODES: Final[dict[str, str]] = {
     "BusyLoadingError": "LOADING",
@@ -179,10 +183,11 @@ class _Meter:
 class Link:
     """One connection. Not for two threads at once, but `interrupt` may come from any thread."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "given_back")
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self.given_back = 0.0  # monotonic
 
     def call(self, *args: Arg) -> Any:
         """Send one command and read its reply; an error reply is raised."""
@@ -413,11 +418,14 @@ class Connections:
                 link = self._idle.pop()
             except IndexError:
                 return self.open()
+            if link.connected and monotonic() - link.given_back < _SURELY_OPEN:
+                return link
             if link.usable():
                 return link
             link.close()
 
     def _give(self, link: Link) -> None:
+        link.given_back = monotonic()
         if link.connected and len(self._idle) < _KEPT_IDLE and os.getpid() == self._pid:
             self._idle.append(link)
         else:

@@ -362,10 +362,10 @@ def _delivery(
     for i in range(0, len(fields), 2):
         if fields[i] == b"payload":
             delivery = Delivery(entry_id, fields[i + 1], consumer, count, now)
-            delivery.beside = size - len(fields[i + 1])
+            delivery.size = size
             return delivery
     delivery = Delivery(entry_id, None, consumer, count, now)
-    delivery.fields, delivery.beside = fields, size
+    delivery.fields, delivery.size = fields, size
     return delivery
 
 
