@@ -4,7 +4,6 @@ This is the one home of defaults. A value is checked when it is set: the error n
 value and the rule. Options of a single task are in `task`.
 """
 
-import difflib
 import socket
 import uuid
 import warnings
@@ -215,6 +214,8 @@ class TaskRunnerConfig:
         known = attrs.fields_dict(cls)
         for name in settings:
             if name not in known:
+                import difflib
+
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigurationError(f"{name} is not a field of TaskRunnerConfig{hint}")

@@ -7,7 +7,6 @@ who alone knows whether to repeat. The exceptions are safe: a step the server di
 
 import math
 import os
-import secrets
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
@@ -139,7 +138,7 @@ class StreamDispatcher:
         lock: Lock | None = None
         if task.unique_for is not None:
             name = lock_name(task, payload, text)
-            token = b64encode(secrets.token_bytes(16)).decode()
+            token = b64encode(os.urandom(16)).decode()
             fields |= {
                 "unique_for": math.ceil(task.unique_for),
                 "lock_name": name,

@@ -14,9 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NoReturn, TypeVar
-
-import attrs
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from taskrunner.errors import InvalidTaskPayloadError, PayloadTooLargeError
 
@@ -54,8 +52,7 @@ _RANGES = {key: _COUNT if key in _EXTRAS else _INT64 for key in _TYPES if _TYPES
 _QUOTED = {f'"{name}"': name for name in _EXPECTED | _MEMBER}
 
 
-@attrs.frozen(kw_only=True)
-class Head:
+class Head(NamedTuple):
     """What the messages of one task mostly have in common, so that most share one of these."""
 
     task_name: str
@@ -243,8 +240,7 @@ def _spans(text: str) -> list[tuple[str, str, str, Any]]:
 # --- reading ---
 
 
-@attrs.frozen
-class _Object:
+class _Object(NamedTuple):
     """An object's members: those that Go reads into a field, and the others as they stand."""
 
     values: dict[str, Any]

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack
 
 import redis
 
@@ -24,7 +24,6 @@ from taskrunner.config import Settings, TaskRunnerConfig
 from taskrunner.dispatcher import StreamDispatcher
 from taskrunner.errors import AlreadyStartedError, ConfigurationError, TaskNotFoundError, describe
 from taskrunner.observer import Observer, Observers, Sender
-from taskrunner.parts import Parts
 from taskrunner.reports import ErrorReport, Reports
 from taskrunner.services.once import Once
 from taskrunner.signals import Signals
@@ -36,6 +35,9 @@ from taskrunner.store.instances import Instances, new_instance_id
 from taskrunner.store.metrics import Metrics
 from taskrunner.store.stream import RedisStreamQueue
 from taskrunner.task import Dispatched, Registry, Task, default_registry
+
+if TYPE_CHECKING:
+    from taskrunner.parts import Parts
 
 State = Literal["init", "starting", "started", "stopping", "stopped"]
 
@@ -251,6 +253,8 @@ class TaskRunner:
 
         Raises AlreadyStartedError unless the runner is new or stopped.
         """
+        from taskrunner.parts import Parts  # not at the top: a producer needs none of it
+
         with self._lock:
             if self._state not in ("init", "stopped"):
                 raise AlreadyStartedError(f"the runner is {self._state}; stop() it first")
@@ -325,7 +329,7 @@ class TaskRunner:
                 self._left(parts)
         return drained
 
-    def _left(self, parts: Parts) -> None:
+    def _left(self, parts: "Parts") -> None:
         if self._parts is parts:
             self._parts = None
             self._state = "stopped"

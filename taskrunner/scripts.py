@@ -7,17 +7,14 @@ step may do is the server's business; when a call may be sent again is decided i
 """
 
 import hashlib
+import pkgutil
 import re
-from importlib import resources
-from typing import Final
-
-import attrs
+from typing import Final, NamedTuple
 
 _USES: Final = re.compile(r"^-- uses: (.+)$", re.MULTILINE)
 
 
-@attrs.frozen
-class Script:
+class Script(NamedTuple):
     """One Lua step: its text, and the SHA-1 by which a server that has seen it knows it."""
 
     name: str
@@ -35,5 +32,6 @@ def load(name: str) -> Script:
 
 
 def _read(name: str) -> str:
-    path = resources.files("taskrunner").joinpath("store", "lua", f"{name}.lua")
-    return path.read_text(encoding="utf-8")
+    text = pkgutil.get_data("taskrunner", f"store/lua/{name}.lua")
+    assert text is not None  # a missing file raises; None is for loaders that read no data
+    return text.decode()

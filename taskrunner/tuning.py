@@ -4,16 +4,14 @@ The rule is stated, and proved by vectors, in `tests/wire/tuning_vectors.json`.
 """
 
 import math
-
-import attrs
+from typing import NamedTuple
 
 _SHRINK = 0.9
 _FAR_ABOVE = 1.5
 _FAR_BELOW = 0.5
 
 
-@attrs.frozen
-class Decision:
+class Decision(NamedTuple):
     """The capacity to go on with, and why; the reason's names are those of the vectors."""
 
     capacity: int

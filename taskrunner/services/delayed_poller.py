@@ -7,7 +7,7 @@ earlier is added.
 
 import logging
 import math
-import secrets
+import os
 from base64 import b64encode
 from hashlib import sha1
 from typing import Any, Final
@@ -133,7 +133,7 @@ class DelayedPoller(Service):
             self._reports.add("service_error", error, task_name=task.name, message_id=message.id)
             return None
         assert task.unique_for is not None
-        token = b64encode(secrets.token_bytes(16)).decode()
+        token = b64encode(os.urandom(16)).decode()
         return Lock(keys.unique(name), token, math.ceil(task.unique_for) * 1000)
 
     def _note(self, promotion: Promotion, status: int) -> None:

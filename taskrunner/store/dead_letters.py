@@ -1,6 +1,6 @@
 """Floor 2: the dead letters of a group: what failed for good and had no handler."""
 
-import secrets
+import os
 from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
@@ -85,7 +85,7 @@ class DeadLetters:
         }
         names, token = [self._key, self._stream], ""
         if message.lock_name is not None:
-            token = b64encode(secrets.token_bytes(16)).decode()
+            token = b64encode(os.urandom(16)).decode()
             changes["unique_lock_value"] = token
             names.append(keys.unique(message.lock_name))
         args: _Args = [

@@ -1,7 +1,7 @@
 """Floor 2: the delayed set of a group: messages that wait for their due time, scored by it."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import attrs
 
@@ -30,8 +30,7 @@ class DelayedTask:
     attempt: int
 
 
-@attrs.frozen(kw_only=True)
-class Promotion:
+class Promotion(NamedTuple):
     """What is to become of a due member: `kind` as in promote.lua."""
 
     member: bytes

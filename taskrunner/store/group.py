@@ -6,7 +6,7 @@ their replies. Leaves to its callers: when to make a move, and what to do when R
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import attrs
 from redis.exceptions import ResponseError
@@ -42,8 +42,7 @@ NOT_PRESENT: Final = -2
 """Of a guarded park: our presence key is gone for now, so nothing was done."""
 
 
-@attrs.frozen
-class Lock:
+class Lock(NamedTuple):
     """A message's unique lock: its key, the message's token, and how long it must live in ms."""
 
     key: str
@@ -71,8 +70,7 @@ class Pending:
     count: int
 
 
-@attrs.frozen
-class Claimed:
+class Claimed(NamedTuple):
     """What a claim found: `delivery` when taken, `early_ms` when not idle long enough, else
     gone."""
 

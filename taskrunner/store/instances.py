@@ -1,6 +1,6 @@
 """Floor 2: presence keys: which instances live, and who may use which host name."""
 
-import secrets
+import os
 import uuid
 from collections.abc import Iterable
 from typing import Final
@@ -99,7 +99,7 @@ def _ms(seconds: float) -> int:
 def new_instance_id() -> str:
     """A random UUID, marked as this library's by version 8 (RFC 9562: for private use). Go's are
     version 4."""
-    value = uuid.UUID(bytes=secrets.token_bytes(16), version=4)
+    value = uuid.UUID(bytes=os.urandom(16), version=4)
     return f"{str(value)[:14]}8{str(value)[15:]}"
 
 

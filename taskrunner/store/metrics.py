@@ -1,9 +1,8 @@
 """Floor 2: the group's figures in Redis: summed timings, claim delays, the published capacity."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import attrs
 from redis.exceptions import ResponseError
 
 from taskrunner import keys, scripts
@@ -18,8 +17,7 @@ _PAGE: Final = 1000
 _MOST_COUNTED: Final = 100_000
 
 
-@attrs.frozen
-class Snapshot:
+class Snapshot(NamedTuple):
     """Sums in ms and counts of runs by task, and the state of the queue."""
 
     sums: dict[str, int]

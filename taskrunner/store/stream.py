@@ -5,8 +5,7 @@
 
 import math
 import re
-import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import attrs
@@ -166,8 +165,8 @@ class RedisStreamQueue:
         return QueueMetrics(
             queue_size=int(size),
             groups=list(self._groups(group)),
-            message_claim_delay_avg=statistics.fmean(samples) if enough else -1,
-            message_claim_delay_std=statistics.pstdev(samples) if enough else -1,
+            message_claim_delay_avg=_mean(samples) if enough else -1,
+            message_claim_delay_std=_deviation(samples) if enough else -1,
             message_claim_delay_max=max(samples) if enough else -1,
             message_claim_delay_last=samples[0] if enough else -1,
         )
@@ -247,3 +246,15 @@ def _has_idle_filter(version: str | None) -> bool | None:
     if found is None:
         raise ConfigurationError(f"redis_version={version!r} is not a version like '7.0.15'")
     return (int(found[1]), int(found[2])) >= (6, 2)
+
+
+# By hand, for importing `statistics` takes longer than all of this module.
+
+
+def _mean(samples: Sequence[float]) -> float:
+    return math.fsum(samples) / len(samples)
+
+
+def _deviation(samples: Sequence[float]) -> float:
+    mean = _mean(samples)
+    return math.sqrt(_mean([(sample - mean) ** 2 for sample in samples]))
