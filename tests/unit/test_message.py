@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
@@ -31,6 +31,18 @@ values = st.recursive(
     scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=10
 )
 fuzz = settings(max_examples=100, deadline=None)
+
+
+@pytest.fixture(scope="module", autouse=True, params=["json", "msgspec"])
+def decoder(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All that is said here holds with the extra `fast` and without it, for texts of any length."""
+    if request.param == "msgspec":
+        pytest.importorskip("msgspec")
+    found = message._faster() if request.param == "msgspec" else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message, "_LONG", 0)
+        patch.setattr(message, "_faster", lambda: found)
+        yield
 
 
 def encoded(payload: Any = 1, **changes: Any) -> str:
