@@ -1,22 +1,23 @@
 """`python -m benchmarks`: measure, write every measurement to a file, print the tables."""
 
 import argparse
+import datetime
 import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
+from benchmarks.goals import goals
 from benchmarks.harness import Bench, ChildError
 from benchmarks.peers import PACKAGES, prepare, versions
-from benchmarks.report import collect, tables
+from benchmarks.report import OWN, collect, tables
 from benchmarks.workloads import WORKLOADS, Workload
-
-OWN = ("raw", "taskrunner")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     lines.append(line)
                     _write(out, line)
     print(json.dumps(lines[0], indent=2))
-    print()
-    print(tables(collect(lines)))
+    results = collect(line for line in lines if "workload" in line)
+    print(f"\n{goals(results)}\n\n{tables(results)}")
     return 1 if any("error" in line for line in lines) else 0
 
 
@@ -55,6 +56,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--workloads", default="all", help="names with commas (default: all)")
     parser.add_argument("--repeats", type=int, default=3, help="of each measurement (default 3)")
+    parser.add_argument(
+        "--own-repeats", type=int, default=0, help="of raw and taskrunner where all are compared"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of tasks")
     parser.add_argument("--out", type=Path, help="write each measurement there, a JSON line each")
     return parser.parse_args(arguments)
@@ -69,22 +73,35 @@ def _measure(
         for system in systems
         if system not in workload.not_for and (not workload.only_for or system in workload.only_for)
     ]
+
+    def measure(system: str, repeat: int) -> dict[str, Any]:
+        line: dict[str, Any] = {"workload": workload.name, "system": system, "repeat": repeat}
+        start = time.monotonic()
+        try:
+            line["figures"] = workload.measure(bench, system, options.scale)
+        except ChildError as error:
+            line["error"] = str(error)
+            print(f"\n{error}", file=sys.stderr)
+        line["took"] = round(time.monotonic() - start, 3)
+        print(".", end="", file=sys.stderr, flush=True)
+        return line
+
     lines: list[dict[str, Any]] = []
-    repeats = 1 if workload.once else options.repeats
-    for repeat in range(repeats if chosen else 0):
-        at = repeat % len(chosen)
-        for system in chosen[at:] + chosen[:at]:
-            bench.clear()
-            line: dict[str, Any] = {"workload": workload.name, "system": system, "repeat": repeat}
-            start = time.monotonic()
-            try:
-                line["figures"] = workload.measure(bench, system, options.scale)
-            except ChildError as error:
-                line["error"] = str(error)
-                print(f"\n{error}", file=sys.stderr)
-            line["took"] = round(time.monotonic() - start, 3)
-            print(".", end="", file=sys.stderr, flush=True)
-            lines.append(line)
+    if workload.together and chosen:
+        bench.clear()
+        with ThreadPoolExecutor(len(chosen)) as threads:
+            lines += threads.map(lambda system: measure(system, 0), chosen)
+    else:
+        compares = not (workload.once or workload.only_for)
+        repeats = 1 if workload.once else options.repeats
+        if compares:
+            repeats = max(repeats, options.own_repeats)
+        for repeat in range(repeats):
+            turn = [s for s in chosen if repeat < options.repeats or s in OWN]
+            at = repeat % len(turn) if turn else 0
+            for system in turn[at:] + turn[:at]:
+                bench.clear()
+                lines.append(measure(system, repeat))
     print(f" {workload.name}", file=sys.stderr)
     order = {system: i for i, system in enumerate(systems)}
     return sorted(lines, key=lambda line: (order[line["system"]], line["repeat"]))
@@ -92,6 +109,7 @@ def _measure(
 
 def _header(bench: Bench, pythons: Mapping[str, Path], repeats: int) -> dict[str, Any]:
     return {
+        "date": datetime.date.today().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "server": bench.server_version,

@@ -21,6 +21,7 @@ WAITING: Final = (20_000, 200_000, 1_000_000)
 MEASURED: Final = 100_000
 """A drain is measured over that many tasks of the backlog, or over all of a smaller one."""
 
+PROCESSES: Final = (1, 2, 4)
 SPINS: Final = 40_000
 IN_FLIGHT: Final = (10, 10_000)
 WORKERS: Final = 10
@@ -68,17 +69,18 @@ def drain(bench: Bench, system: str, scale: float) -> dict[str, float]:
 
 
 def processes(bench: Bench, system: str, scale: float) -> dict[str, float]:
-    """Tasks of pure Python on 1 and 2 processes, from the first one waiting to none left."""
+    """Tasks of pure Python on some processes, from the first one waiting to none left; the gain is
+    over one process."""
     count = round(SPINS * scale)
     stream = RedisStreamQueue(bench.url).stream
     figures: dict[str, float] = {}
-    for number in (1, 2):
+    for number in PROCESSES:
         bench.clear()
         with ExitStack() as stack:
             for _ in range(number):
                 # Counts to more than there is: it ends when it is told.
                 stack.enter_context(bench.child(system, "work", kind="spin", count=10**9))
-            time.sleep(2.5)
+            time.sleep(1.5 + number)  # until all are up
             fill(bench, "spin", count)
             start = time.monotonic()
             while bench.client.xlen(stream):
@@ -86,7 +88,8 @@ def processes(bench: Bench, system: str, scale: float) -> dict[str, float]:
                 if time.monotonic() - start > 120:
                     return figures
             figures[f"processes_{number}"] = count / (time.monotonic() - start)
-    figures["gain"] = figures["processes_2"] / figures["processes_1"]
+    for number in PROCESSES[1:]:
+        figures[f"gain_{number}"] = figures[f"processes_{number}"] / figures["processes_1"]
     return figures
 
 

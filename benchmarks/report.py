@@ -39,8 +39,9 @@ def collect(lines: Iterable[Mapping[str, Any]]) -> Results:
         lambda: defaultdict(lambda: defaultdict(list))
     )
     for line in lines:
+        figures = found[line["workload"]][line["system"]]  # none where the system has no such thing
         for name, value in line.get("figures", {}).items():
-            found[line["workload"]][line["system"]][name].append(value)
+            figures[name].append(value)
     return {
         workload: {
             system: {
@@ -63,7 +64,9 @@ def ratio(value: Value | None, base: Value | None) -> str:
 def survivors(results: Results) -> set[str]:
     """The systems that lost nothing when a worker was killed."""
     kills = results.get("kill", {})
-    return {system for system, found in kills.items() if found["lost"].most == 0}
+    return {
+        system for system, found in kills.items() if "lost" in found and found["lost"].most == 0
+    }
 
 
 def best(metric: Metric, systems: Mapping[str, Mapping[str, Value]], among: set[str]) -> str | None:
@@ -100,6 +103,8 @@ def table(
         titles.append("survives kill -9")
     rows = [titles]
     for system, found in systems.items():
+        if not found:
+            continue
         row = [system]
         for metric in metrics:
             value = found.get(metric.name)
@@ -136,7 +141,9 @@ def tables(results: Results) -> str:
     """One titled table per workload that was measured."""
     parts = []
     for workload in WORKLOADS:
-        systems = results.get(workload.name)
-        if systems:
+        systems = results.get(workload.name, {})
+        if any(systems.values()):
             parts.append(f"### {workload.title}\n\n{render(table(workload, systems, results))}")
+            if none := [system for system, found in systems.items() if not found]:
+                parts.append(f"No such thing, or not within the time: {', '.join(none)}.")
     return "\n\n".join(parts)

@@ -1,18 +1,22 @@
 """Tables and a chart from the files of one or more runs.
 
-`python -m benchmarks.summary a.jsonl b.jsonl` prints the tables; `--chart` draws
-docs/images/performance.png too, which needs matplotlib, from the bench extra. Files of the same run
-may be many: a ratio is always taken within one workload, so each workload must come from one run.
+`python -m benchmarks.summary a.jsonl b.jsonl` prints the goals and the tables. `--docs` puts them
+into docs/performance.md; `--chart` draws docs/images/performance.png, which needs matplotlib, from
+the bench extra. Files of the same run may be many: a ratio is always taken within one workload, so
+each workload must come from one run.
 """
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.goals import goals
 from benchmarks.report import BASE, Value, collect, survivors, tables
 
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "performance.png"
 
 _Systems = Mapping[str, Mapping[str, Value]]
@@ -23,17 +27,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.summary", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--chart", type=Path, nargs="?", const=PICTURE, help="draw it there")
+    parser.add_argument("--docs", action="store_true", help="renew docs/performance.md")
     given = parser.parse_args(arguments)
     pyplot = _pyplot() if given.chart else None  # says what is missing before anything else
     lines = [json.loads(line) for file in given.files for line in file.read_text().splitlines()]
-    for line in lines:
-        if "machine" in line:
-            print(json.dumps(line, indent=2))
+    headers = [line for line in lines if "machine" in line]
+    for header in headers:
+        print(json.dumps(header, indent=2))
     results = collect(line for line in lines if "workload" in line)
-    print(tables(results))
+    print(f"{goals(results)}\n\n{tables(results)}")
+    if given.docs:
+        _renew("goals", goals(results))
+        _renew("machine", "\n\n".join(map(_machine, headers)))
+        _renew("tables", tables(results))
+        print(PAGE)
     if pyplot is not None:
         _draw(pyplot, results, survivors(results), given.chart)
         print(given.chart)
+
+
+def _renew(part: str, text: str) -> None:
+    """Replace what stands in the page between the marks of that part."""
+    begin, end = f"<!-- {part}: written by benchmarks.summary -->", f"<!-- end of {part} -->"
+    page = PAGE.read_text()
+    pattern = f"{re.escape(begin)}.*{re.escape(end)}"
+    found = re.sub(pattern, lambda _: f"{begin}\n\n{text}\n\n{end}", page, flags=re.DOTALL)
+    if begin not in page or end not in page:
+        raise SystemExit(f"{PAGE} has no marks for {part}")
+    PAGE.write_text(found)
+
+
+def _machine(header: Mapping[str, Any]) -> str:
+    """Where and with what a run was made."""
+    libraries = ", ".join(f"{name} {version}" for name, version in header["libraries"].items())
+    lines = [
+        f"{header.get('date', '')}: {header['machine']}, Python {header['python']}, "
+        f"{header['server']}, {libraries}; load average before the run {header['load_before']}, "
+        f"{header['repeats']} repeats."
+    ]
+    peers = [f"- {name}: {with_}" for name, with_ in header["peers"].items()]
+    return "\n".join([*lines, "", *peers] if peers else lines)
 
 
 def _draw(pyplot: Any, results: Mapping[str, _Systems], alive: set[str], output: Path) -> None:

@@ -44,6 +44,7 @@ class Workload:
     not_for: Sequence[str] = ()
     only_for: Sequence[str] = ()
     once: bool = False
+    together: bool = False  # all systems at one time: they wait more than they work
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
@@ -209,17 +210,26 @@ def _eventually(condition: Callable[[], bool], patience: float) -> bool:
     return True
 
 
-_IMPORT: Final = (
-    "import sys, time; start = time.process_time(); import {0}; print(time.process_time() - start)"
-)
+_IMPORT: Final = "import time; start = time.process_time(); {0}; print(time.process_time() - start)"
+_IMPORTS: Final = {
+    "raw": "import redis",
+    "taskrunner": "from taskrunner import TaskRunner, task",
+    "dramatiq": "import dramatiq; from dramatiq.brokers.redis import RedisBroker",
+    "taskiq": "from taskiq_redis import RedisStreamBroker",
+    "saq": "from saq import Queue",
+    "streaq": "from streaq import Worker",
+    "celery": "from celery import Celery; Celery().task",
+    "huey": "from huey import RedisHuey",
+    "rq": "from rq import Queue",
+}
+"""What a process needs that dispatches."""
 
 
 def _imports(bench: Bench, system: str, scale: float) -> Figures:
-    module = {"raw": "redis"}.get(system, system)
     found: list[float] = []
     for _ in range(5):
         output = subprocess.run(
-            [bench.python(system), "-c", _IMPORT.format(module)],
+            [bench.python(system), "-c", _IMPORT.format(_IMPORTS[system])],
             check=True,
             capture_output=True,
             text=True,
@@ -252,6 +262,7 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
         ),
         not_for=("raw",),
         once=True,
+        together=True,
     ),
     Workload(
         name="enqueue",
@@ -318,7 +329,7 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
     ),
     Workload(
         name="import",
-        title="Import, CPU time, the least of five",
+        title="Import of what a process needs that dispatches, CPU time, the least of five",
         measure=_imports,
         metrics=(Metric("import", "ms", "ms", "less", 1),),
     ),
@@ -334,12 +345,11 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
     ),
     Workload(
         name="grow-processes",
-        title="Growth: tasks of 50 µs pure Python on 1 and 2 processes",
+        title="Growth: tasks of 50 µs pure Python on 1, 2 and 4 processes",
         measure=growth.processes,
         metrics=(
-            Metric("processes_1", "1 process /s", "/s", "more"),
-            Metric("processes_2", "2 processes /s", "/s", "more"),
-            Metric("gain", "2 / 1", "", "more", 2),
+            *(Metric(f"processes_{n}", f"{n} /s", "/s", "more") for n in growth.PROCESSES),
+            *(Metric(f"gain_{n}", f"{n} / 1", "", "more", 2) for n in growth.PROCESSES[1:]),
         ),
         only_for=("taskrunner",),
     ),

@@ -47,6 +47,13 @@ class Saq(System):
 
         self._loop.run_until_complete(send())
 
+    def send_unique(self, kind: str, payloads: Iterable[str]) -> None:
+        async def send() -> None:
+            for payload in payloads:
+                await self._queue.enqueue(kind, payload=payload, key=payload)
+
+        self._loop.run_until_complete(send())
+
     def work(self, workers: int) -> None:
         async def run() -> None:
             timers: Any = {"sweep": 1} if self.spec.reclaim else None
