@@ -57,3 +57,13 @@ def test_orders_get_their_receipts_and_no_connection_outlives_its_task(site: Sit
     if Path("/proc/self/fd").exists():
         eventually(lambda: not opened(), message=lambda: str(opened()))
         stays(lambda: not opened(), 0.3)
+
+
+def test_its_own_tests_pass_without_a_server(
+    make_site: Callable[[str], Site], redis_server: OwnServer
+) -> None:
+    """What an application tests with `eager` needs no Redis."""
+    redis_server.kill()
+    site = make_site("django")
+    site.run("python manage.py test")
+    assert "Ran 2 tests" in site.log
