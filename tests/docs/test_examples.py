@@ -37,6 +37,10 @@ PARAMETERS = {
 }
 
 
+MODULES = ("otel", "prometheus", "testing")
+"""What is imported from the package beside its names."""
+
+
 def all_blocks() -> Iterator[tuple[Path, int, str]]:
     for page in PAGES:
         text = page.read_text()
@@ -52,7 +56,7 @@ def test_python_on_a_page_compiles_and_names_what_there_is(code: str) -> None:
     """Names imported from taskrunner exist, and so do the keywords that its callables are given."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and node.module == "taskrunner":
-            assert {one.name for one in node.names} <= {*taskrunner.__all__, "testing"}
+            assert {one.name for one in node.names} <= {*taskrunner.__all__, *MODULES}
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
             given = {one.arg for one in node.keywords if one.arg is not None}
