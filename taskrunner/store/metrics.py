@@ -133,10 +133,22 @@ class Metrics:
         lag = own.get(b"lag")
         if self._delete_on_ack and len(infos) == 1:
             waiting = max(0, length - int(own[b"pending"]))
-            return waiting if lag is None else min(waiting, int(lag))
-        if lag is not None and int(lag) > _FEW:
+            if lag is not None:
+                return min(waiting, int(lag))
+            if not waiting or not self._begins_with_history(own[b"last-delivered-id"]):
+                return waiting
+        elif lag is not None and int(lag) > _FEW:
             return int(lag)
         return self._count_after(own[b"last-delivered-id"])
+
+    def _begins_with_history(self, delivered: bytes) -> bool:
+        """Whether the oldest entry is a finished one: another group is gone, and the leader has not
+        trimmed yet what was kept for it. Servers before 7.0 know no lag that would tell."""
+        found, oldest = self._connections.run(_COUNT_AFTER, [self._stream], ["0-0", 1])
+        if not int(found) or _order(oldest) > _order(delivered):
+            return False
+        pending = self._connections.call("XPENDING", self._stream, self._group)
+        return pending[1] is None or _order(oldest) < _order(pending[1])
 
     def _count_after(self, entry_id: bytes) -> int:
         total = 0
@@ -146,6 +158,10 @@ class Metrics:
             if int(found) < _PAGE:
                 break
         return total
+
+
+def _order(entry_id: bytes) -> tuple[int, ...]:
+    return tuple(int(part) for part in entry_id.split(b"-"))
 
 
 def _timings(hash_: list[bytes]) -> tuple[dict[str, int], dict[str, int]]:

@@ -383,6 +383,25 @@ def test_history_does_not_wait_when_a_waiting_entry_was_deleted(crew: Crew, whic
     assert runner.stats().waiting == 0
 
 
+@pytest.mark.parametrize("held", [0, 2])
+def test_history_left_by_a_group_that_is_gone_does_not_wait(crew: Crew, held: int) -> None:
+    """Until the leader trims it; also where the server knows no lag, as before 7.0, or after a
+    deletion as here."""
+    runner, stream, group = crew.make(), crew.names.stream, crew.names.group
+    crew.task(name="noop")
+    crew.client.xgroup_create(stream, "gone", "0-0", mkstream=True)
+    crew.client.xgroup_create(stream, group, "0-0")
+    runner.dispatch_many("noop", [None] * 10)
+    entries = [entry for entry, _ in crew.client.xrange(stream)]
+    crew.client.xreadgroup(group, "reader", {stream: ">"}, count=6)
+    crew.client.xack(stream, group, *entries[: 6 - held])
+    crew.client.xgroup_destroy(stream, "gone")
+    crew.client.xdel(stream, entries[7])
+    (info,) = crew.client.xinfo_groups(stream)
+    assert info.get("lag") is None
+    assert runner.stats().waiting == 3
+
+
 def test_history_is_counted_without_fetching_it(own: Crew) -> None:
     """Where the server does not know the lag, bodies of megabytes are not sent to be counted."""
     history = {"delete_on_ack": False}
