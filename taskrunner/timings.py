@@ -110,9 +110,11 @@ class ClaimDelays:
         try:
             while len(newest) < MOST_SAMPLES:
                 at, batch = batches.pop()
-                for entry_id in reversed(batch):
-                    added_ms = int(entry_id.partition(b"-")[0])
-                    newest.append(max(0, int((at * 1000 - added_ms) * 1e6)))
+                now = int(at * 1e9)
+                delays = [now - int(id.partition(b"-")[0]) * 1_000_000 for id in reversed(batch)]
+                newest += (
+                    delays if min(delays, default=0) >= 0 else [max(0, delay) for delay in delays]
+                )
         except IndexError:
             pass
         return newest[MOST_SAMPLES - 1 :: -1] if len(newest) > MOST_SAMPLES else newest[::-1]
