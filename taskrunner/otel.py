@@ -8,6 +8,9 @@ A dispatch is a producer span, each attempt a consumer span in the same trace: i
 in the message, beside its fields. Payloads are in no span. docs/observability.md has the details.
 """
 
+# An extra: the rest is checked without it, too.
+# pyright: reportMissingImports=false
+
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
