@@ -217,9 +217,11 @@ def test_a_lock_of_the_year_9999_is_taken(fleet: Fleet, one: str) -> None:
 
 
 def test_the_lock_outlives_unique_for_while_the_task_runs(fleet: Fleet, one: str) -> None:
-    """It is renewed with the heartbeat, for as long as the run takes (D21)."""
+    """It is renewed for as long as the run takes (D21), also where the heartbeat is slower."""
     gate = threading.Event()
-    unique = fleet.task(lambda payload: gate.wait(20), name=one, unique_for=1)
+    unique = fleet.task(
+        lambda payload: gate.wait(20), name=one, unique_for=1, reservation_timeout=20
+    )
     unique.delay(1)
     fleet.start(queue={"reclaim_delay": 60})
     eventually(lambda: held_count(fleet) == 1)
@@ -237,7 +239,7 @@ def test_the_lock_outlives_unique_for_while_the_message_waits_in_our_hands(
     """Fetched and not started yet: renewed all the same."""
     gate = threading.Event()
     fleet.task(lambda payload: gate.wait(20), name="slow")
-    unique = fleet.task(name=one, unique_for=1)
+    unique = fleet.task(name=one, unique_for=1, reservation_timeout=20)
     # A pool that was quick reads ahead: the last two come in one batch, for one worker.
     fleet.note.delay_many(range(500))
     fleet.producer.dispatch("slow", 1)
