@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -114,7 +115,11 @@ def _header(bench: Bench, pythons: Mapping[str, Path], repeats: int) -> dict[str
         "python": platform.python_version(),
         "server": bench.server_version,
         "load_before": round(os.getloadavg()[0], 2),
-        "libraries": {name: version(name) for name in ("redis", "hiredis")},
+        "libraries": {
+            name: version(name)
+            for name in ("redis", "hiredis", "msgspec")  # the last is an extra
+            if find_spec(name)
+        },
         "peers": {
             name: versions(name, python) for name, python in pythons.items() if name in PACKAGES
         },
