@@ -25,8 +25,6 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 
-suppress_warnings = ["toc.not_included"]  # pages that others are writing
-
 html_theme = "furo"
 html_title = f"TaskRunner {version}"
 html_copy_source = False
