@@ -79,7 +79,7 @@ class Observer:
         """Something went wrong: what `on_error` is told, too."""
 
 
-class Observers(Observer):
+class Observers:
     """Tells several, each whatever the others do."""
 
     def __init__(self) -> None:
@@ -89,16 +89,8 @@ class Observers(Observer):
         return bool(self._all)
 
     def add(self, observer: Observer) -> None:
-        """One more; `started` is told in this order, `ended` in the opposite one."""
+        """One more. `around` tells of starts in this order, of ends in the opposite one."""
         self._all.append(observer)
-
-    def started(self, context: TaskContext) -> None:
-        for observer in self._all:
-            _tell(observer.started, context)
-
-    def ended(self, context: TaskContext, error: BaseException | None) -> None:
-        for observer in reversed(self._all):
-            _tell(observer.ended, context, error)
 
     def late(self, waited: Waited, seconds: float) -> None:
         for observer in self._all:
@@ -123,9 +115,15 @@ class Observers(Observer):
         none."""
         if not self._all:
             return before, after
+        starts = [observer.started for observer in self._all]
+        ends = [observer.ended for observer in reversed(self._all)]
 
         def started(context: TaskContext) -> None:
-            self.started(context)
+            for start in starts:
+                try:
+                    start(context)
+                except Exception as error:  # who watches must not disturb what is watched
+                    _complain(start, error)
             if before is not None:
                 before(context)
 
@@ -134,7 +132,11 @@ class Observers(Observer):
                 if after is not None:
                     after(context, error)
             finally:
-                self.ended(context, error)
+                for end in ends:
+                    try:
+                        end(context, error)
+                    except Exception as problem:  # who watches must not disturb what is watched
+                        _complain(end, problem)
 
         return started, ended
 
@@ -143,4 +145,8 @@ def _tell(method: Callable[..., None], *what: object) -> None:
     try:
         method(*what)
     except Exception as error:  # who watches must not disturb what is watched
-        log.error("%s raised: %s", method, describe(error), extra={"action": "observer_error"})
+        _complain(method, error)
+
+
+def _complain(method: Callable[..., None], error: Exception) -> None:
+    log.error("%s raised: %s", method, describe(error), extra={"action": "observer_error"})

@@ -195,12 +195,12 @@ class Tally(Observer):
         self._mine.started = monotonic()
         if context.attempt == 1:
             added = int(context.entry_id.partition("-")[0]) / 1000
-            task = self._task(context.name)
+            task = self._tasks.get(context.name) or self._task(context.name)
             self._observe(task.queue_wait, max(0.0, self._runner.server_time() - added))
 
     def ended(self, context: TaskContext, error: BaseException | None) -> None:
         seconds = monotonic() - self._mine.started
-        task = self._task(context.name)
+        task = self._tasks.get(context.name) or self._task(context.name)
         end: Outcome = "succeeded"
         if error is not None:
             end = "lost" if context.lost else outcome(error, context.attempt, context.max_retry)
