@@ -1,6 +1,7 @@
 """`docs/settings.md` names every setting with its default, and none that does not exist."""
 
 import ast
+import configparser
 import inspect
 import itertools
 import re
@@ -99,6 +100,15 @@ def test_every_environment_variable_is_there() -> None:
         name for cell in rows("Environment variables") for name in re.findall("[A-Z_]{3,}", cell)
     }
     assert listed == read - {"PATH"}
+
+
+def test_every_extra_for_users_is_there() -> None:
+    """Those that are not for work on the library itself."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    ours = {"test", "lint", "dev", "docs", "bench", "fuzz", "matrix", "mutants", "examples"}
+    named = {name.removeprefix("redis-taskrunner[").rstrip("]") for name in rows("Extras")}
+    assert named == set(parser["options.extras_require"]) - ours
 
 
 def options() -> set[str]:
