@@ -17,6 +17,8 @@ from taskrunner.errors import TaskExecutionError, TaskRunnerError, describe
 _KEPT = 1000
 
 log = logging.getLogger("taskrunner.service")
+# An application that sets up no logging hears nothing of ours, rather than some of it on standard error.
+logging.getLogger("taskrunner").addHandler(logging.NullHandler())
 
 
 @attrs.frozen(kw_only=True)

@@ -3,6 +3,8 @@ way."""
 
 import gc
 import logging
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -338,3 +340,17 @@ def test_services_may_fail_and_recover_at_once(health: Health) -> None:
         logging.getLogger("taskrunner.service").setLevel(logging.NOTSET)
 
     assert faults == []
+
+
+def test_library_prints_nothing_when_no_logging_is_set_up() -> None:
+    """A library leaves it to the application whether and where there is a log."""
+    program = (
+        "import logging, taskrunner\n"
+        "logging.getLogger('taskrunner.settler').error('not for the terminal')\n"
+        "assert not logging.getLogger().handlers and logging.getLogger('taskrunner').level == 0\n"
+        "assert logging.getLogger('taskrunner').propagate\n"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (made.stdout, made.stderr) == ("", "")
