@@ -750,3 +750,12 @@ def test_decode_refuses_what_would_fill_logs_and_keys(field: str, value: str) ->
         with pytest.raises(InvalidTaskPayloadError, match=field):
             message.decode(body)
         assert getattr(message.salvage(body), field) == ""
+
+
+def test_messages_are_told_apart_by_what_they_say() -> None:
+    """In a set, and in a log of a debugger's session."""
+    one, same, other = (decoded(encoded(payload)) for payload in ([1], [1], [2]))
+
+    assert len({one, same, other}) == 2
+    for part in ("Message(", "task_name='echo'", "payload=[1]", "id='an-id'"):
+        assert part in repr(one)
