@@ -264,9 +264,9 @@ class Parts:
         """What is held and done now."""
         now = monotonic()
         running = [
-            (delivery.message.task_name, now - delivery.started)
+            (message.task_name, now - delivery.started)
             for delivery in self.pool.running()
-            if delivery.message is not None and delivery.started
+            if (message := delivery.message) is not None and delivery.started
         ]
         return Load(
             held=len(self.in_flight),

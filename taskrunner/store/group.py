@@ -154,8 +154,9 @@ class ConsumerGroup:
             return []
         now = monotonic()
         batch = [_delivery(row[0], row[1], consumer, 1, now) for row in reply[0][1]]
-        if now - sent > self.reclaim_ms / 1000:
-            # It may lie in our socket since then (a paused process), and be another's by now.
+        if now - sent > self.reclaim_ms / 3000:
+            # It may lie in our socket since then (a paused process): it is renewed at once, or asked
+            # about where it may be another's by now.
             for delivery in batch:
                 delivery.confirmed = sent
         return batch

@@ -260,6 +260,38 @@ def test_paused_worker_does_not_start_what_it_reads_too_late(
     assert len([run for run in ledger.runs() if run.id == "gated"]) == 1
 
 
+def test_paused_worker_renews_at_once_what_it_reads_late(
+    desk: Desk,
+    ledger: Ledger,
+    tmp_path: Path,
+    tasks_file: Callable[[str], Path],
+    make_worker: Callable[..., WorkerProcess],
+) -> None:
+    """A pause shorter than reclaim_delay costs nothing: what was delivered in it is renewed before it
+    is overdue, not a third of reclaim_delay after it was read, and so runs once."""
+    reclaim = 9.0
+    options = {"tasks_file": tasks_file(TASKS), "queue": {"reclaim_delay": reclaim}}
+    paused = make_worker(config={"block_duration": 60}, **options)
+    gate = str(tmp_path / "gate")
+    reader = f"{desk.names.group}_{paused.status()['host']}_1"
+    desk.send("note", ["before"])
+    ledger.wait_finished(["before"])
+    desk.wait_done()
+    eventually(lambda: _is_reading(desk), 10)
+    paused.pause()
+    desk.send("gated", [{"id": "gated", "path": gate, "fails": False}])
+    make_worker(**options)
+    eventually(lambda: desk.held()[0].idle > reclaim * 0.75, 20)
+    paused.resume()
+
+    ledger.wait_started("gated", 5)
+    eventually(lambda: desk.held()[0].idle < reclaim / 3, 5)
+    assert [(held.consumer, held.count) for held in desk.held()] == [(reader, 1)]
+    Path(f"{gate}.{paused.pid}").touch()
+    eventually(desk.is_empty, 20)
+    assert [run.pid for run in ledger.runs() if run.id == "gated"] == [paused.pid]
+
+
 def _is_reading(desk: Desk) -> bool:
     """Whether a reader waits in the server for a message."""
     rows: Any = desk.client.client_list()
