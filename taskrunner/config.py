@@ -33,6 +33,7 @@ _Attribute: TypeAlias = "attrs.Attribute[Any]"
 _Validator: TypeAlias = Callable[[Any, _Attribute, Any], None]
 
 _TUNING = ("min_workers", "max_workers", "desired_wait_time", "desired_wait_time_tolerance")
+_OF_THE_QUEUE = ("prefix", "reclaim_delay", "delete_on_ack", "redis_version")
 _COOLDOWN = 10.0
 _TICK = 60.0
 _MILLISECOND = 0.001  # the unit of Redis's timers: less would be sent as 0, which means for ever
@@ -218,6 +219,8 @@ class TaskRunnerConfig:
 
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
+                if name in _OF_THE_QUEUE:
+                    hint = f": give it to the queue, queue=RedisStreamQueue(url, {name}=...)"
                 raise ConfigurationError(f"{name} is not a field of TaskRunnerConfig{hint}")
         if config is None:
             if "consumer_group" not in settings:
@@ -226,7 +229,10 @@ class TaskRunnerConfig:
                 )
             return cls(**settings)
         if not isinstance(config, cls):
-            raise ConfigurationError(f"config={config!r} is not a TaskRunnerConfig")
+            raise ConfigurationError(
+                f"config={config!r} is not a TaskRunnerConfig: single settings go by keyword, as "
+                "in consumer_group='myapp'"
+            )
         return attrs.evolve(config, **settings) if settings else config
 
     @property

@@ -504,7 +504,8 @@ def _fault(value: Any, path: str) -> str | None:
         else:
             _dumps(value).encode()
     except (TypeError, ValueError):
-        return f"{path}: {type(value).__name__}{_FAULTS.get(type(value), '')} is not JSON"
+        cure = ": send its isoformat()" if hasattr(value, "isoformat") else ""
+        return f"{path}: {type(value).__name__}{_FAULTS.get(type(value), '')} is not JSON{cure}"
     except RecursionError:
         pass
     return None

@@ -11,6 +11,14 @@ def positive(text: str) -> int:
     return value
 
 
+def seconds(text: str) -> float:
+    """So many seconds."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+
+
 def tcp_port(text: str) -> int:
     """A TCP port; 0 where any will do."""
     value = _whole(text)

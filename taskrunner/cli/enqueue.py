@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import attrs
 
+from taskrunner.cli.arguments import seconds
 from taskrunner.cli.locate import WrongArgument, add_target, locate
 from taskrunner.cli.table import instant, show_json
 from taskrunner.errors import TaskRunnerError
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the task's name")
     parser.add_argument("payload", metavar="JSON", help="its payload; - reads standard input")
     parser.add_argument(
-        "--in", dest="run_in", type=float, metavar="SECONDS", help="not at once, but in so long"
+        "--in", dest="run_in", type=seconds, metavar="SECONDS", help="not at once, but in so long"
     )
     parser.add_argument("--json", action="store_true", help="say what was sent as JSON")
 

@@ -80,7 +80,9 @@ def locate(arguments: argparse.Namespace) -> Target:
         runner = find_runner(arguments.application)
         return Target(runner=runner, application=arguments.application)
     if options["group"] is None:
-        raise WrongArgument("give MODULE:RUNNER, or --group (with --url, --prefix, --queue)")
+        raise WrongArgument(
+            f"give MODULE:RUNNER, or --group (with --url, --prefix, --queue){_misread(arguments)}"
+        )
     queue = RedisStreamQueue(
         options["url"] or os.environ.get("TASKRUNNER_REDIS_URL") or DEFAULT_URL,
         prefix=options["prefix"] or "default",
@@ -90,6 +92,15 @@ def locate(arguments: argparse.Namespace) -> Target:
         runner=TaskRunner(consumer_group=options["group"], queue=queue, registry=Registry()),
         application=None,
     )
+
+
+def _misread(arguments: argparse.Namespace) -> str:
+    """MODULE:RUNNER may be left out, so where another argument is missing it stands for that."""
+    for name in ("id", "name"):
+        text = getattr(arguments, name, None)
+        if text is not None and ":" in text:
+            return f"; if {text!r} is that, an argument behind it is missing: see --help"
+    return ""
 
 
 def find_runner(spec: str) -> TaskRunner:

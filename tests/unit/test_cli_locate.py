@@ -112,6 +112,17 @@ def test_wrong_arguments_end_with_2(app: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    "words", ["dead show a:b", "dead requeue a:b", "delayed cancel a:b", "enqueue a:b name"]
+)
+def test_a_missing_argument_is_not_taken_for_a_missing_runner(
+    capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    """The runner may be left out, so what was typed for it is read as what follows it."""
+    assert main(words.split()) == 2
+    assert "if 'a:b' is that, an argument behind it is missing" in capsys.readouterr().err
+
+
 def test_a_server_that_is_not_there_is_said_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -136,6 +147,7 @@ def test_a_server_that_is_not_there_is_said_in_one_line(
         ("worker", "required: MODULE:RUNNER"),
         ("dead list a:b --limit 0", "--limit: 0 is below 1"),
         ("demo --limit some", "--limit: 'some' is not a whole number"),
+        ("enqueue a:b name 1 --in 5m", "--in: '5m' is not a number of seconds"),
         ("wrker a:b", "invalid choice: 'wrker'"),
     ],
 )

@@ -190,7 +190,12 @@ def test_an_ordinary_config_warns_of_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("num_worker", "; did you mean num_workers?"), ("zzz", "")]
+    ("name", "hint"),
+    [
+        ("num_worker", "; did you mean num_workers?"),
+        ("reclaim_delay", ": give it to the queue, queue=RedisStreamQueue(url, reclaim_delay=...)"),
+        ("zzz", ""),
+    ],
 )
 def test_from_settings_names_the_nearest_field_when_one_is_unknown(name: str, hint: str) -> None:
     """A typing error is found at once, and not ignored."""

@@ -83,8 +83,11 @@ class Word(StrEnum):
 @pytest.mark.parametrize(
     ("payload", "fault"),
     [
-        (datetime.now(UTC), "payload: datetime"),
-        ({"user": {"created": datetime.now(UTC)}}, "payload.user.created: datetime"),
+        (datetime.now(UTC), "payload: datetime is not JSON: send its isoformat()"),
+        (
+            {"user": {"created": datetime.now(UTC)}},
+            "payload.user.created: datetime is not JSON: send its isoformat()",
+        ),
         ({"items": [1, {"a b": {1, 2}}]}, "payload.items[1]['a b']: set"),
         ({"a": b"bytes"}, "payload.a: bytes"),
         ({"a": (1, object())}, "payload.a[1]: object"),
