@@ -346,7 +346,8 @@ def decode(body: bytes) -> Message:
         start = body[: body.find(_BEFORE_PAYLOAD) + len(_BEFORE_PAYLOAD)]
         if start not in _heads:
             message = _decode(body)
-            _learn(start)
+            if not message.head.unique:  # its token begins no other
+                _learn(start)
             return message
         head = _heads[start]
         _latest = start, head

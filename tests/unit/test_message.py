@@ -713,6 +713,17 @@ def test_decode_looks_closely_once_for_each_task(monkeypatch: pytest.MonkeyPatch
     assert (found.id, found.enqueued_at, found.text) == ("an-id", 1795958926.85, text)
 
 
+def test_decode_does_not_read_twice_what_is_unique(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its token makes it begin like no other: there is nothing to learn for the next one."""
+
+    def learn(start: bytes) -> None:
+        raise AssertionError(start)
+
+    monkeypatch.setattr(message, "_learn", learn)
+
+    assert decoded(encoded([1], unique_for=60, lock_name="k", token="t")).unique
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [
