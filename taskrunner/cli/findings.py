@@ -12,17 +12,18 @@ from typing import Any, Final
 import attrs
 
 from taskrunner import keys
-from taskrunner.cli.info import Consumer, Group, fields, look
+from taskrunner.cli.info import Consumer, Group, fields, look, message_of
 from taskrunner.cli.locate import Target
 from taskrunner.cli.table import duration
-from taskrunner.errors import InvalidTaskPayloadError, describe
-from taskrunner.message import Message, decode
+from taskrunner.errors import describe
+from taskrunner.message import Message
 from taskrunner.store import connection
 from taskrunner.store.connection import Arg
 from taskrunner.store.group import HAND_BACK_IDLE_MS, Pending, next_id
 from taskrunner.store.instances import Instances
 
 _SKEW: Final = 1.0
+_FULL: Final = 0.9  # of maxmemory, from where on it is told
 _PAGE: Final = 16  # bodies of up to 10 MiB are read
 _MOST_READ: Final = 1000
 _MOST_NAMED: Final = 10
@@ -87,7 +88,7 @@ class Facts:
         """The message of an entry, None where it is gone or can't be read."""
         if entry_id not in self.entries:
             rows = self.connections.call("XRANGE", self.group.stream, entry_id, entry_id)
-            return _message(rows[0][1])[0] if rows else None
+            return message_of(rows[0][1])[0] if rows else None
         return self.entries[entry_id]
 
     def take_over(self, host: str, entry_ids: list[bytes]) -> str:
@@ -103,7 +104,7 @@ class Facts:
         while len(messages) + len(undecodable) < _MOST_READ:
             rows = self.connections.call("XRANGE", self.group.stream, start, "+", "COUNT", _PAGE)
             for entry_id, values in rows:
-                message, reason = _message(values)
+                message, reason = message_of(values)
                 if message is not None:
                     messages[entry_id] = message
                 else:
@@ -112,16 +113,6 @@ class Facts:
                 break
             start = next_id(rows[-1][0])
         return messages, undecodable
-
-
-def _message(values: list[bytes]) -> tuple[Message | None, str]:
-    body = dict(zip(values[::2], values[1::2], strict=True)).get(b"payload")
-    if body is None:
-        return None, "no field named payload"
-    try:
-        return decode(body), ""
-    except InvalidTaskPayloadError as error:
-        return None, str(error)
 
 
 Check = Callable[[Facts], Iterator[Finding]]
@@ -208,7 +199,8 @@ def several_groups(facts: Facts) -> Iterator[Finding]:
             text=f"group {other.name} is on the same stream: every message runs in each group"
             + ("" if alive else ", and this one has no living instance: the stream grows"),
             evidence=f"{other.pending} pending, instances: {', '.join(sorted(alive)) or 'none'}",
-            cure="destroy the group if it is not wanted; separate queues want another --queue",
+            cure="an application of its own wants a queue of its own, RedisStreamQueue(url, prefix=...); "
+            "a group that nobody wants any more can be destroyed",
             command=facts.redis_cli("XGROUP", "DESTROY", facts.group.stream, other.name),
         )
 
@@ -226,6 +218,26 @@ def eviction(facts: Facts) -> Iterator[Finding]:
         evidence=f"maxmemory-policy is {policy}, maxmemory {limit}",
         cure="set noeviction, in the server's configuration file too",
         command=facts.redis_cli("CONFIG", "SET", "maxmemory-policy", "noeviction"),
+    )
+
+
+def full_memory(facts: Facts) -> Iterator[Finding]:
+    """A full server that doesn't evict refuses every write."""
+    limit = int(facts.memory.get("maxmemory", "0"))
+    used = int(facts.memory.get("used_memory", "0"))
+    if not limit or used < limit * _FULL:
+        return
+    full = used >= limit
+    yield Finding(
+        check="memory-full",
+        severity="error" if full else "warning",
+        text="the server's memory is full: it refuses tasks, retries and dead letters"
+        if full
+        else "the server's memory is nearly full, and then it refuses every task",
+        evidence=f"used_memory is {used:,}, maxmemory {limit:,} bytes",
+        cure="find what fills it (redis-cli --bigkeys), and raise the limit meanwhile, in the "
+        "server's configuration file too",
+        command=facts.redis_cli("CONFIG", "SET", "maxmemory", 2 * limit),
     )
 
 
@@ -392,6 +404,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     leader,
     several_groups,
     eviction,
+    full_memory,
     persistence,
     client_timeout,
     clock_skew,

@@ -14,11 +14,16 @@ import attrs
 from taskrunner import keys
 from taskrunner.cli.locate import Target, add_target, locate
 from taskrunner.cli.table import duration, emphasis, instant, pairs, show_json, table
+from taskrunner.errors import InvalidTaskPayloadError
+from taskrunner.message import Message, decode
 from taskrunner.stats import Stats
+from taskrunner.store.group import added_at
 from taskrunner.store.instances import Instances
-from taskrunner.store.stream import QueueMetrics
+from taskrunner.store.stream import QueueMetrics, RedisStreamQueue
 
 HELP: Final = "what a group does now"
+
+_UNKNOWN: Final = " (not there: no worker of it has run on this queue)"
 
 
 @attrs.frozen(kw_only=True)
@@ -31,6 +36,16 @@ class Consumer:
     pending: int
     idle: float
     alive: bool
+
+
+@attrs.frozen(kw_only=True)
+class Oldest:
+    """The oldest entry that a consumer holds and doesn't park; `age` in the stream, in seconds."""
+
+    task: str | None
+    entry_id: str
+    consumer: str
+    age: float
 
 
 @attrs.frozen(kw_only=True)
@@ -63,6 +78,12 @@ class Group:
     groups: list[str]
     metrics: QueueMetrics
     workers_known: bool
+    oldest: Oldest | None
+
+    @property
+    def exists(self) -> bool:
+        """Whether the stream has the group."""
+        return self.group in self.groups
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +125,17 @@ def look(target: Target) -> Group:
         found[0] for _, found in named if found
     )
     following = runner.delayed.list(1)
+    consumers = [
+        Consumer(
+            name=one.name,
+            host=found[0] if found else None,
+            parking=found is not None and found[1] == keys.PARKING,
+            pending=one.pending,
+            idle=one.idle,
+            alive=found is not None and found[0] in instances,
+        )
+        for one, found in named
+    ]
     return Group(
         address=connections.address,
         server=server_name(info),
@@ -117,21 +149,47 @@ def look(target: Target) -> Group:
         dead=len(runner.dead_letters),
         leader=_leader(lease, left, instances),
         instances=instances,
-        consumers=[
-            Consumer(
-                name=one.name,
-                host=found[0] if found else None,
-                parking=found is not None and found[1] == keys.PARKING,
-                pending=one.pending,
-                idle=one.idle,
-                alive=found is not None and found[0] in instances,
-            )
-            for one, found in named
-        ],
+        consumers=consumers,
         groups=[one.name for one in metrics.groups],
         metrics=metrics,
         workers_known=published is not None or target.application is not None,
+        oldest=_oldest(queue, group, consumers),
     )
+
+
+def _oldest(queue: RedisStreamQueue, group: str, consumers: list[Consumer]) -> Oldest | None:
+    """Where workers hang in a task, it is this one or began like it."""
+    deliveries = queue.for_group(group)
+    held = [
+        row
+        for one in consumers
+        if one.pending and not one.parking
+        for row in deliveries.pending_of(one.name, b"-", 1)
+    ]
+    if not held:
+        return None
+    first = min(held, key=lambda row: added_at(row.entry_id))
+    rows, now = queue.connections.calls(
+        [("XRANGE", queue.stream, first.entry_id, first.entry_id), ("TIME",)]
+    )
+    message = message_of(rows[0][1])[0] if rows else None
+    return Oldest(
+        task=message.task_name if message else None,
+        entry_id=first.entry_id.decode(),
+        consumer=first.consumer,
+        age=max(0.0, int(now[0]) - added_at(first.entry_id)),
+    )
+
+
+def message_of(values: list[bytes]) -> tuple[Message | None, str]:
+    """The message in the fields of an entry, or None and what is wrong with it."""
+    body = dict(zip(values[::2], values[1::2], strict=True)).get(b"payload")
+    if body is None:
+        return None, "no field named payload"
+    try:
+        return decode(body), ""
+    except InvalidTaskPayloadError as error:
+        return None, str(error)
 
 
 def fields(info: bytes) -> dict[str, str]:
@@ -175,10 +233,10 @@ def _show(group: Group) -> None:
             [
                 ("server", f"{group.server} at {group.address}"),
                 ("stream", group.stream),
-                ("group", group.group),
+                ("group", group.group + ("" if group.exists else _UNKNOWN)),
                 ("entries", f"{stats.queue_length:,}"),
                 ("waiting", f"{stats.waiting:,}"),
-                ("pending", f"{group.pending:,}"),
+                ("pending", f"{group.pending:,}{_held(group.oldest)}"),
                 ("delayed", f"{group.delayed:,}{_following(group, now)}"),
                 ("dead", f"{group.dead:,}"),
                 ("leader", _led_by(group.leader)),
@@ -216,13 +274,21 @@ def _show(group: Group) -> None:
         print(f"{emphasis('other groups on the stream')}: {', '.join(others)}")
 
 
+def _held(oldest: Oldest | None) -> str:
+    if oldest is None:
+        return ""
+    return (
+        f" (oldest: {oldest.task or '-'}, for {duration(oldest.age)} in the queue, "
+        f"held by {oldest.consumer}, entry {oldest.entry_id})"
+    )
+
+
 def _following(group: Group, now: float) -> str:
     if group.next_due is None:
         return ""
-    return (
-        f" (next: {group.next_task or '-'} in {duration(group.next_due - now)}, "
-        f"{instant(group.next_due)})"
-    )
+    left = group.next_due - now
+    when = f"in {duration(left)}" if left >= 0 else f"due {duration(-left)} ago"
+    return f" (next: {group.next_task or '-'} {when}, {instant(group.next_due)})"
 
 
 def _led_by(leader: Leader | None) -> str:
@@ -247,6 +313,7 @@ def _as_dict(group: Group) -> dict[str, Any]:
         "queue_length": stats.queue_length,
         "waiting": stats.waiting,
         "pending": group.pending,
+        "oldest_pending": attrs.asdict(group.oldest) if group.oldest else None,
         "delayed": group.delayed,
         "next_due": group.next_due,
         "dead": group.dead,

@@ -387,6 +387,11 @@ def is_entry_id(text: str) -> bool:
     return _ENTRY_ID.fullmatch(text) is not None
 
 
+def added_at(entry_id: bytes) -> float:
+    """When the entry came to the stream, in unix seconds of the server."""
+    return int(entry_id.partition(b"-")[0]) / 1000
+
+
 def next_id(entry_id: bytes) -> bytes:
     ms, _, sequence = entry_id.partition(b"-")
     return ms + b"-" + str(int(sequence) + 1).encode()

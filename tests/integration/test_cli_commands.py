@@ -60,6 +60,7 @@ def test_info_of_a_group_nobody_has_used(typed: Run) -> None:
     code, out, _ = typed("info")
 
     assert code == 0
+    assert "(not there: no worker of it has run on this queue)\n" in out
     assert "waiting         0\n" in out
     assert "leader          none\n" in out
     assert "\x1b" not in out
@@ -90,6 +91,26 @@ def test_info_shows_a_group_at_work(
     assert shown["waiting"] == shown["pending"] == shown["dead"] == 0
     assert shown["leader"]["host"] == f"{names.host}-w1"
     assert {one["host"] for one in shown["consumers"]} == {f"{names.host}-w1"}
+
+
+def test_info_names_what_is_held_longest(
+    typed: Run, desk: Desk, make_worker: Callable[..., WorkerProcess]
+) -> None:
+    """Whoever finds that nothing moves sees in which task the workers hang."""
+    make_worker()
+    eventually(lambda: "lease" in typed("info")[1], 10)
+    _, later = desk.strand("hangs", [1, 2], idle=0), desk.strand("stuck", [3], idle=0, consumer="b")
+
+    code, out, _ = typed("info")
+
+    assert code == 0
+    (first,) = (row.entry_id for row in desk.held()[:1])
+    assert "pending         3 (oldest: hangs, for " in out
+    assert f"in the queue, held by stranger, entry {first})" in out
+    shown = json.loads(typed("info", "--json")[1])["oldest_pending"]
+    assert (shown["task"], shown["entry_id"], shown["consumer"]) == ("hangs", first, "stranger")
+    assert 0 <= shown["age"] < 60
+    assert first not in later
 
 
 def test_what_is_enqueued_runs(

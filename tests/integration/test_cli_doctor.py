@@ -229,6 +229,19 @@ def test_an_eviction_policy(patient: Patient) -> None:
     assert patient.lacks("eviction-policy")
 
 
+def test_a_full_memory(patient: Patient) -> None:
+    """The server refuses what is new, and its group stands still."""
+    used = int(patient.client.info("memory")["used_memory"])
+    patient.client.config_set("maxmemory", used * 100)
+    assert patient.lacks("memory-full")
+    patient.client.config_set("maxmemory", used // 2)
+    finding = patient.finds("memory-full")
+    assert finding["severity"] == "error"
+    patient.client.config_set("maxmemory", used)
+    patient.mend(patient.finds("memory-full"))
+    assert patient.lacks("memory-full")
+
+
 def test_a_server_without_persistence(patient: Patient) -> None:
     """Its restart would lose every task."""
     patient.client.config_set("appendonly", "no")
