@@ -11,6 +11,7 @@ improvement too, for the baseline must say what is true. Renew it with
 import gc
 import json
 import logging
+import subprocess
 import sys
 import threading
 import time
@@ -415,7 +416,17 @@ def test_a_task_takes_the_same_way_through_its_worker() -> None:
     baseline = read_baseline(PYTHON)
     if not baseline:
         pytest.skip(f"no allocations and calls of {PYTHON} in the baseline: {RENEW} adds them")
-    assert_unchanged(in_the_worker(), baseline)
+    # In a process of its own, as renewed: beside other threads CPython 3.11 was seen to trace the start
+    # of one call for ever, which no timeout within the process can end.
+    code = (
+        "import json; from tests.contract.test_cost_guard import in_the_worker; "
+        "print(json.dumps(in_the_worker()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=BASELINE.parents[2], capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert_unchanged(json.loads(done.stdout), baseline)
 
 
 def assert_unchanged(found: dict[str, float], baseline: dict[str, float]) -> None:
