@@ -234,7 +234,7 @@ class TaskRunner:
 
     def stats(self) -> Stats:
         """The group's figures now, from one round trip (two when the count of instances is older
-        than 10 s)."""
+        than 10 s; some more on servers before 7.0, or where finished entries stay)."""
         snapshot = self._metrics.snapshot()
         return compute(
             sums=snapshot.sums,

@@ -77,8 +77,6 @@ class _Unseen:
 
 UNSEEN: Final = _Unseen()
 
-Settlement = Park | Postpone | Bury
-
 
 def hand_back(delivery: Delivery) -> Park:
     """Back to the group, unstarted: at once, and it cost no attempt."""

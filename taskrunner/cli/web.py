@@ -1,7 +1,7 @@
 """Floor 5. The pages a worker serves over HTTP: probes and metrics.
 
 The standard library's server in a daemon thread. Each request has a thread of its own, so that a
-page that waits for Redis holds up no probe, and two seconds to be sent and to be read.
+page that waits for Redis holds up no probe, and two seconds for each of its reads and writes.
 """
 
 import http.server

@@ -101,7 +101,8 @@ class Metrics:
     # --- reading ---
 
     def snapshot(self) -> Snapshot:
-        """Everything `stats()` needs from Redis, in one round trip where history is deleted."""
+        """Everything `stats()` needs from Redis, in one round trip where history is deleted and the
+        server knows the lag (7.0), else in a few."""
         replies = self._connections.calls(
             [
                 ("HGETALL", self._key),
