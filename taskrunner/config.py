@@ -16,7 +16,7 @@ from attrs.validators import optional
 
 from taskrunner import clock
 from taskrunner.clock import Duration
-from taskrunner.errors import ConfigurationError, TaskRunnerError
+from taskrunner.errors import ConfigurationError, TaskRunnerError, quoted
 
 if TYPE_CHECKING:  # what the hooks are handed is made on higher floors
     from taskrunner.context import TaskContext, TaskMessage
@@ -230,7 +230,7 @@ class TaskRunnerConfig:
             return cls(**settings)
         if not isinstance(config, cls):
             raise ConfigurationError(
-                f"config={config!r} is not a TaskRunnerConfig: single settings go by keyword, as "
+                f"config={quoted(config)} is not a TaskRunnerConfig: single settings go by keyword, as "
                 "in consumer_group='myapp'"
             )
         return attrs.evolve(config, **settings) if settings else config

@@ -120,6 +120,15 @@ class Reject(TaskRunnerError):
         self.reason = reason
 
 
+def quoted(value: object) -> str:
+    """Return a value as an error message quotes it; of what may be a URL, with a password in it,
+    the scheme at most."""
+    if not isinstance(value, str) or not ("://" in value or "@" in value):
+        return repr(value)
+    scheme, found, _ = value.partition("://")
+    return repr(f"{scheme}://…" if found and scheme.isalpha() else "…")
+
+
 def describe(error: BaseException) -> str:
     """Return "Type: text" for logs and dead letters, at most 1000 characters; never raises.
 

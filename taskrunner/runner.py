@@ -22,7 +22,13 @@ from taskrunner.clock import Duration, monotonic
 from taskrunner.clock import seconds as to_seconds
 from taskrunner.config import Settings, TaskRunnerConfig
 from taskrunner.dispatcher import StreamDispatcher
-from taskrunner.errors import AlreadyStartedError, ConfigurationError, TaskNotFoundError, describe
+from taskrunner.errors import (
+    AlreadyStartedError,
+    ConfigurationError,
+    TaskNotFoundError,
+    describe,
+    quoted,
+)
 from taskrunner.observer import Observer, Observers, Sender
 from taskrunner.reports import ErrorReport, Reports
 from taskrunner.services.once import Once
@@ -76,7 +82,7 @@ class TaskRunner:
                 client = os.environ.get("TASKRUNNER_REDIS_URL") or DEFAULT_URL
             queue = RedisStreamQueue(client)
         elif not isinstance(queue, RedisStreamQueue):
-            raise ConfigurationError(f"queue={queue!r} is not a RedisStreamQueue")
+            raise ConfigurationError(f"queue={quoted(queue)} is not a RedisStreamQueue")
         self.queue = queue
         self.registry = registry
         self.instance_id = new_instance_id()

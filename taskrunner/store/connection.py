@@ -35,7 +35,7 @@ from redis.retry import Retry as ConnectRetry
 from redis.sentinel import SentinelConnectionPool
 
 from taskrunner.clock import monotonic
-from taskrunner.errors import ConfigurationError
+from taskrunner.errors import ConfigurationError, quoted
 from taskrunner.scripts import Script
 
 Arg = str | bytes | int | float
@@ -475,10 +475,8 @@ def _from_url(url: str) -> "redis.Redis":
     try:
         return redis.Redis.from_url(url)
     except ValueError:  # its text may quote the password, and so may the URL: neither is shown
-        scheme = url.partition("://")[0] if "://" in url else ""
-        shown = f"{scheme}://…" if scheme.isalpha() else "…"
         raise ConfigurationError(
-            f"client={shown!r} is not a Redis URL: redis://[user:password@]host[:port][/db], "
+            f"client={quoted(url)} is not a Redis URL: redis://[user:password@]host[:port][/db], "
             "rediss://… or unix://path; a password must be percent-encoded"
         ) from None
 

@@ -175,6 +175,8 @@ def test_a_typo_in_a_setting_is_found_and_the_nearest_one_named(
         ({"config": "myapp"}, "config='myapp' is not a TaskRunnerConfig"),
         ({"config": {"consumer_group": "g"}}, "is not a TaskRunnerConfig"),
         ({"consumer_group": "g", "queue": "jobs"}, "queue='jobs' is not a RedisStreamQueue"),
+        ({"config": "redis://u:secret@h"}, "config='redis://…' is not a TaskRunnerConfig"),
+        ({"consumer_group": "g", "queue": "u:secret@h"}, "queue='…' is not a RedisStreamQueue"),
         ({"consumer_group": "g", "client": "localhost:6379"}, "is not a Redis URL"),
         ({"consumer_group": "g", "client": "http://localhost"}, "is not a Redis URL"),
         ({"consumer_group": "g", "client": "redis://u:secret@h:port"}, "is not a Redis URL"),
@@ -182,7 +184,20 @@ def test_a_typo_in_a_setting_is_found_and_the_nearest_one_named(
         ({"consumer_group": "g", "client": redis.asyncio.Redis(port=1)}, "client=.*asyncio"),
         ({"consumer_group": "g", "client": redis.ConnectionPool(port=1)}, "client=.*Pool"),
     ],
-    ids=["nothing", "text", "dict", "queue", "no scheme", "http", "port", "int", "asyncio", "pool"],
+    ids=[
+        "nothing",
+        "text",
+        "dict",
+        "queue",
+        "URL",
+        "address",
+        "no scheme",
+        "http",
+        "port",
+        "int",
+        "asyncio",
+        "pool",
+    ],
 )
 def test_what_a_runner_is_made_of_is_checked(settings: dict[str, Any], text: str) -> None:
     """By kind; and no password is ever shown."""
