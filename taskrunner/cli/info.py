@@ -168,7 +168,7 @@ def _oldest(queue: RedisStreamQueue, group: str, consumers: list[Consumer]) -> O
     ]
     if not held:
         return None
-    first = min(held, key=lambda row: added_at(row.entry_id))
+    first = min(held, key=lambda row: [int(part) for part in row.entry_id.split(b"-")])
     rows, now = queue.connections.calls(
         [("XRANGE", queue.stream, first.entry_id, first.entry_id), ("TIME",)]
     )
