@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Final
 
 from taskrunner.cli import dead, delayed, demo, doctor, enqueue, info, purge, redis, worker
-from taskrunner.cli.arguments import HelpFormatter
+from taskrunner.cli.arguments import HelpFormatter, Parser
 from taskrunner.errors import ConfigurationError, TaskRunnerError, describe
 from taskrunner.store import connection
 
@@ -77,9 +77,7 @@ def _advice(error: Exception) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="taskrunner", description="Distributed background jobs on Redis Streams."
-    )
+    parser = Parser(prog="taskrunner", description="Distributed background jobs on Redis Streams.")
     parser.add_argument("--version", action="version", version=f"taskrunner {worker.version()}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():

@@ -1,6 +1,7 @@
 """Floor 5. Kinds of values that options take, and what a wrong one is told; how help is laid out."""
 
 import argparse
+from typing import Any
 
 
 def positive(text: str) -> int:
@@ -32,6 +33,18 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains itself of what it does not know: with the usage of the command that was typed, which
+    names the right options, and not with that of the whole program."""
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what was found; nothing is ever left over."""
+        found, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 class HelpFormatter(argparse.HelpFormatter):

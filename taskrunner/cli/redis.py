@@ -23,7 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start it and stay until interrupted."""
-    with EmbeddedServer(port=arguments.port) as server:
+    server = EmbeddedServer(port=arguments.port)
+    try:
+        server.start()
+    except ServerStartError as error:
+        if "Address already in use" not in str(error):
+            raise
+        raise ServerStartError(
+            f"port {arguments.port} is in use: if a Redis answers there, use that one, else give "
+            "another port with --port"
+        ) from None
+    with server:
         url = f"redis://localhost:{server.port}/0"
         print(f"{url} answers until Ctrl-C, and keeps nothing on disk", flush=True)
         while server.running:

@@ -477,7 +477,8 @@ def _from_url(url: str) -> "redis.Redis":
     except ValueError:  # its text may quote the password, and so may the URL: neither is shown
         raise ConfigurationError(
             f"client={quoted(url)} is not a Redis URL: redis://[user:password@]host[:port][/db], "
-            "rediss://… or unix://path; a password must be percent-encoded"
+            "rediss://… or unix://path; a password must be percent-encoded. It was given as client, as "
+            "--url, or in TASKRUNNER_REDIS_URL"
         ) from None
 
 

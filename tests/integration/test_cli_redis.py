@@ -37,7 +37,7 @@ def test_the_server_lives_until_its_command_is_ended(signum: signal.Signals) -> 
     eventually(gone, 10)
 
 
-def test_a_port_that_is_taken_is_an_error_with_the_server_s_own_words() -> None:
+def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     """The exit code is 1, and nothing stays behind."""
     port = free_port()
     words = [sys.executable, "-m", "taskrunner", "redis", "--port", str(port)]
@@ -49,4 +49,5 @@ def test_a_port_that_is_taken_is_an_error_with_the_server_s_own_words() -> None:
 
         first.terminate()
     assert second.returncode == 1
-    assert "in use" in second.stderr
+    assert second.stderr.startswith(f"taskrunner: port {port} is in use: ")
+    assert second.stderr.count("\n") == 1

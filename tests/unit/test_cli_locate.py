@@ -148,6 +148,9 @@ def test_a_server_that_is_not_there_is_said_in_one_line(
         ("dead list a:b --limit 0", "--limit: 0 is below 1"),
         ("demo --limit some", "--limit: 'some' is not a whole number"),
         ("enqueue a:b name 1 --in 5m", "--in: '5m' is not a number of seconds"),
+        ("worker a:b --proceses 2", "[--processes N]"),
+        ("worker a:b --proceses 2", "worker: error: unrecognized arguments: --proceses 2"),
+        ("dead show a:b 1-0 more", "dead show: error: unrecognized arguments: more"),
         ("wrker a:b", "invalid choice: 'wrker'"),
     ],
 )
