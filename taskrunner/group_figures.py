@@ -12,12 +12,15 @@ import attrs
 
 from taskrunner import keys
 from taskrunner.clock import monotonic
+from taskrunner.reports import Health, Reports
 from taskrunner.runner import TaskRunner
 from taskrunner.services.once import Once
 from taskrunner.stats import Stats
+from taskrunner.store import connection
 
 _FRESH: Final = 1.0
 _PATIENCE: Final = 1.0
+_NAME: Final = "metrics of the group"
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +44,7 @@ class GroupReader:
 
     def __init__(self, runner: TaskRunner) -> None:
         self._runner = runner
+        self._health = Health(Reports(), connection.lost)
         self._lock = threading.Lock()
         self._reading: Once | None = None
         self._last: tuple[float, GroupFigures] | None = None
@@ -61,8 +65,13 @@ class GroupReader:
 
     def _read(self) -> None:
         began = monotonic()
-        with suppress(Exception):  # Redis is away: the page says so, and the runner logs it
+        try:
             self._last = (began, read(self._runner))
+        except Exception as error:  # the page is without these figures, and the log says why
+            if not connection.lost(error):  # Redis is away: the page says that itself
+                self._health.failed(_NAME, error)
+        else:
+            self._health.succeeded(_NAME)
 
 
 def read(runner: TaskRunner) -> GroupFigures:
