@@ -167,11 +167,13 @@ def is_watched(path: Path, roots: Iterable[Path]) -> bool:
 
 def _watchfiles() -> Any:
     try:
-        return importlib.import_module("watchfiles")
+        found = importlib.import_module("watchfiles")
     except ImportError:
         raise WrongArgument(
             "--reload needs watchfiles: pip install 'redis-taskrunner[reload]'"
         ) from None
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # we say what changed
+    return found
 
 
 def _roots(application: str) -> list[Path]:

@@ -62,6 +62,7 @@ def test_a_change_is_what_runs_from_then_on(shop: Shop, desk: Desk, processes: s
     wait_ran(shop, worker, "begin", "end")
     worker.wait_started(2 * int(processes))
     assert "shop.py changed: starting anew" in worker.log
+    assert "watchfiles" not in worker.log  # says the same in fewer words
     desk.send("nap", [0])
     wait_ran(shop, worker, "begin", "end", "begin anew", "end")
     pids = {pid for pid, _ in shop.ran()}
