@@ -10,7 +10,18 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
-from taskrunner.cli import dead, delayed, demo, doctor, enqueue, info, purge, redis, worker
+from taskrunner.cli import (
+    dead,
+    delayed,
+    demo,
+    doctor,
+    enqueue,
+    info,
+    purge,
+    redis,
+    standard,
+    worker,
+)
 from taskrunner.cli.arguments import HelpFormatter, Parser
 from taskrunner.errors import ConfigurationError, TaskRunnerError, describe
 from taskrunner.store import connection
@@ -36,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: done; 1: it failed, and said why; 2: the arguments are wrong; 130: interrupted.
     """
+    standard.open_missing()
     parser = _parser()
     arguments = parser.parse_args(argv)
     command: ModuleType = arguments.command
@@ -54,9 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has left, as `| head` does
-        sys.stdout = None  # the interpreter would try to flush it again, and complain
+        standard.drop_output()
         return 1
     except Exception as error:  # Redis's own errors pass as they are: here they end
+        if (reason := standard.unwritable(error)) is not None:
+            standard.drop_output()
+            print(f"taskrunner: the output can't be written: {reason}", file=sys.stderr)
+            return 1
         if not (connection.lost(error) or connection.answered(error)):
             raise
         print(f"taskrunner: Redis: {describe(error).rstrip('.')}{_advice(error)}", file=sys.stderr)

@@ -24,6 +24,7 @@ from taskrunner.cli.info import server_name
 from taskrunner.cli.locate import WrongArgument, find_runner
 from taskrunner.cli.minders import Burst, Lifeline, MemoryLimit, Reporter, Sampler, counted
 from taskrunner.cli.reload import Reloader
+from taskrunner.cli.standard import drop_output
 from taskrunner.cli.supervisor import BEYOND, RECYCLED, Supervisor
 from taskrunner.cli.table import pairs
 from taskrunner.cli.web import Page, WebServer
@@ -280,9 +281,13 @@ def _show_banner(
     if arguments.log_format == "json":
         log.info("taskrunner %s", version(), extra={"action": "worker_banner", **dict(rows)})
         return
-    print(f"taskrunner {version()}")
-    print(pairs(rows))
-    print(f"Ctrl-C stops in order: running tasks get {config.shutdown_timeout:g} s", flush=True)
+    try:
+        print(f"taskrunner {version()}")
+        print(pairs(rows))
+        print(f"Ctrl-C stops in order: running tasks get {config.shutdown_timeout:g} s", flush=True)
+    except OSError as error:  # whoever read it has left, or the disk is full: tasks can run
+        drop_output()
+        log.warning("standard output can't be written: %s", error.strerror)
 
 
 def _server(runner: TaskRunner) -> str:

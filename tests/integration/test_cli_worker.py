@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,3 +275,27 @@ def test_tuned_workers_are_not_set_by_hand(shop: Shop) -> None:
 
     assert worker.wait() == 2
     assert "--workers has no effect" in worker.log
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-", ">/dev/full"])
+def test_standard_files_may_be_closed_or_full(shop: Shop, desk: Desk, closed: str) -> None:
+    """As some service managers start programs: no pipe takes the place of one of them."""
+    if "full" in closed and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    desk.send("note", range(3))
+    command = f'exec "$@" 2>>"$0" {closed}'
+    shell = ["/bin/sh", "-c", command, str(shop.directory / "log")]
+    worker = [sys.executable, "-m", "taskrunner", "worker", "shop:runner", "--processes", "2"]
+    code = subprocess.run(
+        [*shell, *worker, "--burst", "--health-port", "0"],
+        check=False,
+        cwd=shop.directory,
+        env=shop.env,
+        timeout=60,
+    ).returncode
+
+    log = (shop.directory / "log").read_text()
+    assert code == 0, log
+    assert len(shop.ran()) == 3
+    assert "Traceback" not in log
+    assert "process_died" not in log
