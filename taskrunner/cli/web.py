@@ -1,7 +1,8 @@
 """Floor 5. The pages a worker serves over HTTP: probes and metrics.
 
 The standard library's server in a daemon thread. Each request has a thread of its own, so that a
-page that waits for Redis holds up no probe, and two seconds for each of its reads and writes.
+page that waits for Redis holds up no probe. A client that is silent for two seconds, takes more
+than five in all, or is the oldest of more than 64, is hung up on: nobody can hold threads for good.
 """
 
 import http.server
@@ -9,16 +10,20 @@ import logging
 import socket
 import socketserver
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, TypeAlias, cast
 
 import attrs
 
+from taskrunner.clock import monotonic
 from taskrunner.errors import ConfigurationError, describe
 from taskrunner.reports import Health, Reports
 from taskrunner.service import Service
 from taskrunner.store import connection
 
 _REQUEST: Final = 2.0
+_IN_ALL: Final = 5.0  # a page that waits for Redis takes one of them
+_MOST: Final = 64
 _ACCEPT: Final = 0.5
 
 log = logging.getLogger("taskrunner.web")
@@ -64,6 +69,7 @@ class WebServer(Service):
 
     def tick(self) -> float:
         self._server.handle_request()
+        self._server.hang_up()
         return 0.0
 
     def close(self) -> None:
@@ -78,6 +84,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def __init__(self, port: int, pages: Mapping[str, Page]) -> None:
         self.pages = pages
+        self._open: dict[Any, float] = {}  # connections, the oldest first, and since when
         if socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
         super().__init__(("", port), _Handler)
@@ -86,6 +93,22 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open[request] = monotonic()
+        super().process_request(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().close_request(request)
+
+    def hang_up(self) -> None:
+        """On those that take too long, or are too many; their threads end by it."""
+        opened = list(self._open.items())
+        for i, (request, since) in enumerate(opened):
+            if i < len(opened) - _MOST or monotonic() - since > _IN_ALL:
+                with suppress(OSError):  # it has just ended by itself
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a request was not answered", exc_info=True)

@@ -2,13 +2,17 @@
 
 import os
 import signal
+import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from taskrunner.cli.embedded import EmbeddedServer
+from taskrunner.cli.probes import pages
+from taskrunner.cli.web import WebServer
 from tests.support import busy, eventually, stays
 from tests.support.desk import Desk
 from tests.support.names import Names
@@ -69,3 +73,40 @@ def test_a_full_pool_is_ready(shop: Shop, desk: Desk) -> None:
     eventually(lambda: worker.get("/ready")[0] == 200, 20, message=lambda: worker.log)
 
     stays(lambda: worker.get("/ready")[0] == 200, 3)
+
+
+def test_nobody_holds_the_server_s_threads_for_good() -> None:
+    """A client that sends a byte now and then is hung up on, and so is the oldest of many."""
+    server = WebServer(0, "--health-port", pages(lambda: None))
+    server.start()
+    try:
+
+        def client() -> socket.socket:
+            made = socket.create_connection(("127.0.0.1", server.port), 20)
+            made.sendall(b"G")
+            made.setblocking(False)
+            return made
+
+        def left(slow: socket.socket) -> bool:
+            try:
+                slow.sendall(b"E")
+                return slow.recv(1) == b""
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+
+        slow = client()
+        began = time.monotonic()
+        eventually(lambda: left(slow), 20)
+        assert time.monotonic() - began >= 3  # not by the silence of two seconds
+
+        many = [client() for _ in range(80)]
+        eventually(lambda: left(many[0]), 20)
+        url = f"http://127.0.0.1:{server.port}/live"
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert answer.status == 200
+        for one in (slow, *many):
+            one.close()
+    finally:
+        server.stop()
