@@ -74,10 +74,15 @@ class Facts:
             self.skipped.append(f"{' '.join(str(word) for word in command)}: {describe(error)}")
             return None
 
-    def redis_cli(self, *words: Arg) -> str:
-        """The command line that sends this to the server."""
-        texts = [word.decode() if isinstance(word, bytes) else str(word) for word in words]
-        return shlex.join(["redis-cli", *self.connections.cli_options(), *texts])
+    def redis_cli(self, *words: Arg) -> str | None:
+        """The command line that sends this to the server; None where a name in it can't be shown,
+        and what one could copy would mean another."""
+        texts = [
+            word.decode(errors="replace") if isinstance(word, bytes) else str(word)
+            for word in words
+        ]
+        line = shlex.join(["redis-cli", *self.connections.cli_options(), *texts])
+        return line if line.isprintable() and "\ufffd" not in line else None
 
     def pending_of(self, consumer: str) -> list[Pending]:
         """The oldest of what is pending for a consumer."""
@@ -91,8 +96,10 @@ class Facts:
             return message_of(rows[0][1])[0] if rows else None
         return self.entries[entry_id]
 
-    def take_over(self, host: str, entry_ids: list[bytes]) -> str:
+    def take_over(self, host: str, entry_ids: list[bytes]) -> str | None:
         """The command that hands deliveries to any worker, as an instance does that stops."""
+        if not entry_ids:  # settled meanwhile, or the consumer's name is no text
+            return None
         parking = keys.consumer(self.group.group, host, keys.PARKING)
         words: list[Arg] = ["XCLAIM", self.group.stream, self.group.group, parking, 0, *entry_ids]
         return self.redis_cli(*words, "IDLE", HAND_BACK_IDLE_MS, "JUSTID")

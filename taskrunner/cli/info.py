@@ -13,7 +13,7 @@ import attrs
 
 from taskrunner import keys
 from taskrunner.cli.locate import Target, add_target, locate
-from taskrunner.cli.table import duration, emphasis, instant, pairs, show_json, table
+from taskrunner.cli.table import duration, emphasis, instant, pairs, printable, show_json, table
 from taskrunner.errors import InvalidTaskPayloadError
 from taskrunner.message import Message, decode
 from taskrunner.stats import Stats
@@ -271,7 +271,7 @@ def _show(group: Group) -> None:
     others = [name for name in group.groups if name != group.group]
     if others:
         print()
-        print(f"{emphasis('other groups on the stream')}: {', '.join(others)}")
+        print(f"{emphasis('other groups on the stream')}: {printable(', '.join(others))}")
 
 
 def _held(oldest: Oldest | None) -> str:

@@ -218,6 +218,28 @@ def test_a_second_group_on_the_stream(patient: Patient) -> None:
     assert patient.lacks("several-groups")
 
 
+@pytest.mark.parametrize(
+    ("group", "copied"),
+    [("a'; exit 1; '$(exit 1)", True), ("a\x1b[2J\nb", False), (b"a\xff", False)],
+)
+def test_names_from_anyone_do_no_harm(
+    patient: Patient, capsys: pytest.CaptureFixture[str], group: str | bytes, copied: bool
+) -> None:
+    """What is printed to be pasted into a shell is quoted, and left out where the name can't be
+    shown; nothing moves the cursor, in `info` neither."""
+    patient.known.delay(1)
+    patient.client.xgroup_create(patient.names.stream, group, "0-0")
+    finding = patient.finds("several-groups")
+    assert (finding["command"] is not None) == copied
+    place = ["--group", patient.names.group, "--prefix", patient.names.prefix]
+    for command in ("doctor", "info"):
+        main([command, "--url", patient.server.url, *place])
+        assert capsys.readouterr().out.replace("\n", "").isprintable()
+    if copied:
+        patient.mend(finding)
+        assert patient.lacks("several-groups")
+
+
 def test_an_eviction_policy(patient: Patient) -> None:
     """Worse where there is a limit to memory."""
     patient.client.config_set("maxmemory-policy", "allkeys-lru")
