@@ -65,17 +65,24 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
     def run(*arguments: str) -> None:
         subprocess.run([openssl, *arguments], check=True, capture_output=True)
 
+    # What Python checks from 3.13 on (VERIFY_X509_STRICT); `req -x509` adds CA:TRUE and the rest.
+    usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
     for ca in ("ca", "stranger"):
         run(
-            *("req", "-x509", *key, "-subj", f"/CN=private {ca}"),
+            *("req", "-x509", *key, *usage, "-subj", f"/CN=private {ca}"),
             *("-keyout", made.path(f"{ca}.key"), "-out", made.path(f"{ca}.crt")),
         )
-    for name, subject in (("server", "IP:127.0.0.1"), ("elsewhere", "DNS:other"), ("client", "")):
-        csr, names = made.path(f"{name}.csr"), made.path(f"{name}.names")
-        Path(names).write_text(f"subjectAltName={subject}\n" if subject else "")
+    leaf = "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\nbasicConstraints=CA:FALSE\n"
+    for name, kind in (
+        ("server", "serverAuth\nsubjectAltName=IP:127.0.0.1"),
+        ("elsewhere", "serverAuth\nsubjectAltName=DNS:other"),
+        ("client", "clientAuth"),
+    ):
+        csr, extensions = made.path(f"{name}.csr"), made.path(f"{name}.extensions")
+        Path(extensions).write_text(f"{leaf}extendedKeyUsage={kind}\n")
         run("req", *key, "-subj", f"/CN={name}", "-keyout", made.path(f"{name}.key"), "-out", csr)
         run(
-            *("x509", "-req", "-in", csr, "-days", "2", "-extfile", names),
+            *("x509", "-req", "-in", csr, "-days", "2", "-extfile", extensions),
             *("-CA", made.path("ca.crt"), "-CAkey", made.path("ca.key"), "-CAcreateserial"),
             *("-out", made.path(f"{name}.crt")),
         )
