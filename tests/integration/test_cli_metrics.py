@@ -178,14 +178,17 @@ def test_the_page_tells_what_the_ledger_tells(shop: Shop, desk: TaskRunner, proc
     assert ledger(shop) == expected
     desk.dispatch_many("long", [str(gate)] * (4 * int(processes) + 3))
     busy = 4 * int(processes)
-    figures = eventually(
-        lambda: (now := scrape(worker))[("running",)] == busy and now[("waiting",)] and now,
+    # What is beyond the threads waits in the stream or, where a read took it along, is pending.
+    found = eventually(
+        lambda: (
+            (now := scrape(worker))[("running",)] == busy
+            and now[("waiting",)] + now[("pending",)] >= busy + 3
+            and now
+        ),
         20,
         message=lambda: page(worker),
     )
-    assert figures
-
-    found = scrape(worker)
+    assert found
     assert found[("task_running", "long")] == busy
     assert found[("workers",)] == busy
     assert busy <= found[("in_flight",)] <= busy + 3
