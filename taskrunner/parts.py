@@ -79,7 +79,7 @@ class Parts:
         self._left = left
         self._wanted_host = config.host
         self._connections = connections = queue.connections
-        self.health = health = Health(reports, connection.lost)
+        self.health = health = Health(reports, connection.lost, connection.outage)
         self.deliveries = deliveries = queue.for_group(group)
         self.stop_asked = threading.Event()
         self.in_flight = in_flight = InFlight()

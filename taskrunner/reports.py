@@ -79,12 +79,19 @@ class Health:
     """Says each outage once when it begins and once when it is over, however many loops meet it.
 
     Errors of the connection are one outage for the whole runner; any other error is one per service
-    and kind.
+    and kind. What Redis refuses for now (`refused`) is told without a traceback, as our code has no
+    part in it.
     """
 
-    def __init__(self, reports: Reports, outage: Callable[[BaseException], bool]) -> None:
+    def __init__(
+        self,
+        reports: Reports,
+        outage: Callable[[BaseException], bool],
+        refused: Callable[[BaseException], bool] = lambda error: False,
+    ) -> None:
         self._reports = reports
         self._outage = outage
+        self._refused = refused
         self._failing: dict[str, set[str]] = {}  # what fails -> the services that met it
 
     def failed(self, service: str, error: Exception) -> None:
@@ -108,7 +115,7 @@ class Health:
                 service,
                 describe(error),
                 extra={"action": "service_error"},
-                exc_info=error,
+                exc_info=None if self._refused(error) else error,
             )
         self._reports.add("service_error", error)
 

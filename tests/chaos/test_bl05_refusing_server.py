@@ -89,3 +89,6 @@ def test_bl05_settlement_waits_and_work_goes_on_when_writes_were_refused(
     assert counts["retried"] == 2
     assert_recovered(workers[0], desk, ledger, threads)
     assert_said_once(during)
+    # Redis says what is the matter; where in our code it was heard helps nobody.
+    assert any("MISCONF" in line for line in during), during
+    assert not any("Traceback" in line for line in during), during
