@@ -314,7 +314,7 @@ class TaskRunner:
     def stop_soon(self) -> None:
         """Begin to stop, as a first SIGTERM does, and return; `run_forever` returns when it is
         done."""
-        if self._state != "started":
+        if self._state not in ("starting", "started"):  # one that starts is stopped right after
             return
         exiting = self._forever
         Once("stop", lambda: self._stop(self.config.shutdown_timeout, exiting=exiting)).start()

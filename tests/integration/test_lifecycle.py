@@ -12,7 +12,9 @@ import pytest
 
 from taskrunner import AlreadyStartedError, Registry, TaskRunner, Timings, keys, task
 from taskrunner.cli.embedded import EmbeddedServer
+from taskrunner.parts import Parts
 from tests.support import Names, busy, eventually, stays
+from tests.support.desk import Desk
 from tests.support.fleet import Fleet
 
 
@@ -359,3 +361,23 @@ def test_more_workers_than_there_can_be_is_a_failed_start(
     runner.start()
     fleet.note.delay(1)
     fleet.wait_ran(1)
+
+
+def test_a_runner_told_to_stop_while_it_starts_stops(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor may end at any moment of its child's life."""
+    started, told = Parts.start, threading.Event()
+
+    def start(parts: Parts) -> None:
+        told.wait(10)
+        started(parts)
+
+    monkeypatch.setattr(Parts, "start", start)
+    starter = threading.Thread(target=desk.runner.start)
+    starter.start()
+    eventually(lambda: desk.runner.state == "starting", 10)
+    desk.runner.stop_soon()
+    told.set()
+    starter.join(10)
+    eventually(lambda: desk.runner.state == "stopped", 10)
