@@ -31,6 +31,37 @@ class _Slot:
         self.thread: threading.Thread | None = None
 
 
+class _Queue:
+    """A SimpleQueue that counts each entry until a thread has it in hand.
+
+    From Python 3.13 on, SimpleQueue gives an entry to a waiting thread within `put`, and counts it
+    no more though that thread may not run for a while: its worker would look free, and a fetcher
+    would take one more.
+    """
+
+    __slots__ = ("_bell", "_entries")
+
+    def __init__(self) -> None:
+        self._entries: deque[Delivery | None] = deque()
+        self._bell: SimpleQueue[None] = SimpleQueue()  # rings once for each entry
+
+    def qsize(self) -> int:
+        return len(self._entries)
+
+    def put(self, entry: Delivery | None) -> None:
+        self._entries.append(entry)
+        self._bell.put(None)
+
+    def get(self) -> Delivery | None:
+        self._bell.get()
+        return self._entries.popleft()
+
+    def get_nowait(self) -> Delivery | None:
+        """Raises Empty where every entry has a thread that comes for it."""
+        self._bell.get_nowait()
+        return self._entries.popleft()
+
+
 class WorkerPool:
     """Threads that run deliveries."""
 
@@ -39,7 +70,7 @@ class WorkerPool:
         self.deaths = 0  # threads that ended though nobody let them
         self._target = size
         self._batch_size = batch_size
-        self._queue: SimpleQueue[Delivery | None] = SimpleQueue()
+        self._queue = _Queue()
         self._first: deque[Delivery] = deque()  # what overtakes the queue
         self._marks = 0  # Nones in the queue: each has one thread look around, perhaps end
         self._slots: list[_Slot] = []

@@ -316,6 +316,20 @@ def test_a_worker_may_wait_for_the_others(make_pool: Callable[..., WorkerPool], 
     assert pool.join(5)
 
 
+def test_a_worker_that_was_just_given_something_is_not_free(
+    make_pool: Callable[..., WorkerPool], work: Work
+) -> None:
+    """Though its thread has not run since: else a fetcher takes one that another process is free
+    for."""
+    pool = make_pool(size=1)
+    for _ in range(20):
+        eventually(lambda: pool.idle)
+        work.gate.clear()
+        pool.submit(deliveries(1))
+        assert (pool.free, pool.idle) == (0, False)
+        work.gate.set()
+
+
 # --- taking back ---
 
 
