@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from taskrunner import keys
+from taskrunner import clock, keys
 from taskrunner.clock import LONGEST, monotonic
 from taskrunner.delivery import Delivery
 from taskrunner.errors import (
@@ -396,6 +396,7 @@ class Settler(Service):
                 ),
                 ("error_type", type(error).__name__),
                 ("attempts", str(delivery.count)),
+                ("failed_at", f"{clock.now():.6f}"),
             )
         delivery.settlement = Bury(
             (*fields, ("error", text), ("traceback", "")), without_body=without_body

@@ -36,6 +36,7 @@ from taskrunner.cli.embedded import EmbeddedServer, free_port
 from tests.support import Names, OwnServer, busy, eventually, stays
 from tests.support.fleet import Fleet
 from tests.support.label import label
+from tests.support.proxy import Proxy
 
 NAN, INF = float("nan"), float("inf")
 
@@ -418,6 +419,44 @@ def test_a_payload_that_is_too_large_is_refused_at_the_call(fleet: Fleet) -> Non
             runner.dispatch("note", payload)
 
     assert fleet.client.xlen(fleet.names.stream) == 1
+
+
+@pytest.mark.parametrize("refusal", ["an error", "a closed connection"])
+def test_a_payload_that_can_not_be_stored_again_is_given_up_without_its_body(
+    own_server: Callable[..., OwnServer],
+    make_proxy: Callable[[str], Proxy],
+    names: Names,
+    refusal: str,
+) -> None:
+    """Its server takes no such size any more, or something before it hangs up on it: its retry
+    would be tried for ever. Its neighbours go on."""
+    own = own_server()
+    proxy = make_proxy(own.url)
+    with Fleet(proxy.url, names) as fleet:
+
+        def fails(_: Any) -> None:
+            raise ValueError("always")
+
+        # Beyond reclaim_delay: the message moves to the delayed ones.
+        large = fleet.task(fails, name="large", max_retry=3, retry_delay=60)
+        large.delay("x" * 2**21)
+        if refusal == "an error":
+            own.client().config_set("proto-max-bulk-len", 2**20)
+        else:
+            proxy.on("*", "cut_before", containing="x" * 1000, times=None)
+        began = time.time()
+        runner = fleet.start()
+        fleet.note.delay("neighbour")
+        fleet.wait_ran("neighbour")
+        eventually(lambda: len(runner.dead_letters) == 1, 20)
+        eventually(fleet.settled, 10)
+        (letter,) = runner.dead_letters.list()
+
+    assert (letter.task_name, letter.payload, letter.message) == ("large", None, "")
+    assert re.fullmatch(r"its \d+ bytes could not be stored again: .+", letter.error)
+    assert letter.attempts == 1
+    assert began - 1 <= letter.failed_at <= time.time() + 1
+    assert fleet.members() == []
 
 
 def test_ten_mebibytes_are_the_default_limit(fleet: Fleet) -> None:

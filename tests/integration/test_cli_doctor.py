@@ -411,6 +411,9 @@ def alone(payload):
     application = find_runner(f"{patient.module}:runner")
     application.dispatch("on*ce", "waits")
     application.dispatch("on*ce", "late", run_in=100)
+    application.dispatch_many("on*ce", range(20))  # more than is looked at in one step
+    application.queue.add("no message")
+    patient.client.zadd(patient.names.delayed, {"no message": 2e9})
     lost = [application.dispatch("on*ce", "lost"), application.dispatch("alone")]
     for sent in lost:
         patient.client.xdel(patient.names.stream, sent.entry_id or "")

@@ -143,8 +143,13 @@ def test_delay_many_puts_none_in_the_places_of_duplicates(fleet: Fleet, one: str
 
 @pytest.mark.parametrize(
     ("unique_key", "error"),
-    [(lambda payload: 1 / 0, ZeroDivisionError), (lambda payload: 7, TypeError)],
-    ids=["raises", "no-text"],
+    [
+        (lambda payload: 1 / 0, ZeroDivisionError),
+        (lambda payload: 7, TypeError),
+        (lambda payload: "x" * 1_000_000, ValueError),
+        (lambda payload: "\ud800", ValueError),
+    ],
+    ids=["raises", "no-text", "too-long", "no-unicode"],
 )
 def test_a_key_function_that_fails_raises_to_the_caller(
     fleet: Fleet, one: str, unique_key: Any, error: type[Exception]

@@ -535,6 +535,58 @@ def test_a_lock_runs_out_by_the_moved_clock(define: Define, registry: Registry) 
         unique.delay(3)
 
 
+def test_unique_dead_letters_go_back_under_their_locks(define: Define, registry: Registry) -> None:
+    """As they do on a server: one that another message has meanwhile taken stays."""
+    broken = [True]
+
+    @define("unique", unique_for=60, unique_key=str)
+    def unique(payload: Any) -> None:
+        if broken:
+            raise Reject("no")
+
+    with eager(registry=registry, raises=False, hold=True) as tasks:
+        for payload in ("taken", "free"):
+            unique.delay(payload)
+        tasks.drain()
+        taken, free = tasks.dead_letters.list()
+        broken.clear()
+        unique.delay("taken")
+        with pytest.raises(TaskAlreadyDispatchedError, match=f"dead letter {taken.id} stays"):
+            tasks.dead_letters.requeue(taken.id)
+        assert tasks.dead_letters.requeue_all() == (1, 1)
+        with pytest.raises(TaskAlreadyDispatchedError):
+            unique.delay("free")
+        with pytest.raises(KeyError):
+            tasks.dead_letters.requeue(free.id)
+        tasks.drain()
+        assert [run.payload for run in tasks.runs[2:]] == ["taken", "free"]
+        assert tasks.dead_letters.requeue_all() == (1, 0)
+        assert tasks.dead_letters.requeue_all() == (0, 0)
+        assert tasks.dead_letters.purge() == 0
+
+
+def test_what_waits_can_be_deleted_with_its_locks(define: Define, registry: Registry) -> None:
+    """One message, and all; their unique tasks can be dispatched at once."""
+    unique = define("unique", unique_for=60, unique_key=str)(lambda payload: None)
+
+    with eager(registry=registry, hold=True) as tasks:
+        queue = tasks.runner.queue
+        assert queue.purge() == 0
+        sent = [unique.delay(number) for number in range(3)]
+        assert queue.delete(sent[0].entry_id or "")
+        assert not queue.delete(sent[0].entry_id or "")
+        unique.delay(0)
+        assert queue.purge() == 3
+        for number in range(3):
+            unique.delay(number)
+        later = unique.delay("later", run_in=60)
+        assert tasks.delayed.cancel(later.id)
+        assert not tasks.delayed.cancel(later.id)
+        unique.delay("later")
+        tasks.drain()
+    assert [run.payload for run in tasks.runs] == [0, 1, 2, "later"]
+
+
 # --- an application's own runner ---
 
 
