@@ -35,17 +35,6 @@ class Target:
     runner: TaskRunner
     application: str | None  # MODULE:RUNNER as it was given
 
-    @property
-    def words(self) -> str:
-        """How other commands are told the same target."""
-        if self.application is not None:
-            return self.application
-        queue = self.runner.queue
-        words = f"--group {self.runner.config.consumer_group}"
-        if (queue.prefix, queue.queue) != ("default", "queue"):
-            words += f" --prefix {queue.prefix} --queue {queue.queue}"
-        return words
-
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Declare `[MODULE:RUNNER]` and the options that may stand in its place."""
