@@ -119,9 +119,6 @@ class Memory:
             if _between(entry_id, start, end) and self._idle(held) >= least
         ][: int(count)]
 
-    def do_xgroup(self, *args: Arg) -> bytes:
-        return b"OK"
-
     def do_xlen(self, key: str) -> int:
         return len(self._streams.get(key, {}))
 
