@@ -43,7 +43,7 @@ class _Queue:
 
     def __init__(self) -> None:
         self._entries: deque[Delivery | None] = deque()
-        self._bell: SimpleQueue[None] = SimpleQueue()  # rings once for each entry
+        self._bell: SimpleQueue[None] = SimpleQueue()  # rings for each entry, at least once
 
     def qsize(self) -> int:
         return len(self._entries)
@@ -53,13 +53,26 @@ class _Queue:
         self._bell.put(None)
 
     def get(self) -> Delivery | None:
-        self._bell.get()
-        return self._entries.popleft()
+        while True:
+            self._bell.get()
+            try:
+                return self._entries.popleft()
+            except IndexError:  # it had rung once too often
+                continue
 
     def get_nowait(self) -> Delivery | None:
         """Raises Empty where every entry has a thread that comes for it."""
-        self._bell.get_nowait()
-        return self._entries.popleft()
+        while True:
+            self._bell.get_nowait()
+            try:
+                return self._entries.popleft()
+            except IndexError:
+                continue
+
+    def ring_again(self) -> None:
+        """A thread ended, perhaps between the bell and the entry that it rang for."""
+        for _ in range(len(self._entries)):
+            self._bell.put(None)
 
 
 class WorkerPool:
@@ -329,6 +342,8 @@ class WorkerPool:
         finally:
             slot.delivery = None
             self.deaths += died
+            if died:
+                self._queue.ring_again()
             with self._lock:
                 self._retire(slot)
 

@@ -49,7 +49,7 @@ def test_a_worker_says_what_it_serves_and_runs_it(shop: Shop, desk: Desk, names:
         rf"^host +{names.host}$",
     ):
         assert re.search(line, worker.log, re.MULTILINE), worker.log
-    assert "3 workers on" in worker.log
+    eventually(lambda: "3 workers on" in worker.log, message=lambda: worker.log)
     worker.process.send_signal(signal.SIGTERM)
     assert worker.wait() == 0
 
