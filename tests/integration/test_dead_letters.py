@@ -292,7 +292,7 @@ def test_requeue_all_brings_back_what_is_there_now(fleet: Fleet) -> None:
 
     assert fleet.producer.dead_letters.requeue_all() == (250, 1)
 
-    eventually(lambda: len(fleet.runs) == 250)
+    eventually(lambda: len(fleet.runs) == 250, 30)  # pytest keeps each traceback: slow
     letters(fleet, 251)
     assert Counter(fleet.payloads()) == dict.fromkeys(range(250), 1)
 
