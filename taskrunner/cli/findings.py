@@ -7,6 +7,7 @@ Redis, or the name of the cure.
 import shlex
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 import attrs
@@ -104,21 +105,25 @@ class Facts:
         words: list[Arg] = ["XCLAIM", self.group.stream, self.group.group, parking, 0, *entry_ids]
         return self.redis_cli(*words, "IDLE", HAND_BACK_IDLE_MS, "JUSTID")
 
+    def stream(self) -> Iterator[tuple[bytes, Message | None, str]]:
+        """Each entry in order: its id, and its message, or None and what is wrong with it."""
+        start = b"-"
+        while True:
+            rows = self.connections.call("XRANGE", self.group.stream, start, "+", "COUNT", _PAGE)
+            for entry_id, values in rows:
+                yield entry_id, *message_of(values)
+            if len(rows) < _PAGE:
+                return
+            start = next_id(rows[-1][0])
+
     def _read_entries(self) -> tuple[dict[bytes, Message], dict[bytes, str]]:
         messages: dict[bytes, Message] = {}
         undecodable: dict[bytes, str] = {}
-        start = b"-"
-        while len(messages) + len(undecodable) < _MOST_READ:
-            rows = self.connections.call("XRANGE", self.group.stream, start, "+", "COUNT", _PAGE)
-            for entry_id, values in rows:
-                message, reason = message_of(values)
-                if message is not None:
-                    messages[entry_id] = message
-                else:
-                    undecodable[entry_id] = reason
-            if len(rows) < _PAGE:
-                break
-            start = next_id(rows[-1][0])
+        for entry_id, message, reason in islice(self.stream(), _MOST_READ):
+            if message is not None:
+                messages[entry_id] = message
+            else:
+                undecodable[entry_id] = reason
         return messages, undecodable
 
 

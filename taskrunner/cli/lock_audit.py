@@ -12,8 +12,7 @@ from typing import Final
 from taskrunner import keys
 from taskrunner.cli.findings import Facts, Finding
 from taskrunner.errors import InvalidTaskPayloadError
-from taskrunner.message import Message, decode, decode_delayed
-from taskrunner.store.group import next_id
+from taskrunner.message import Message, decode_delayed
 
 _STEP: Final = 500
 _PAGE: Final = 16  # bodies of up to 10 MiB are read
@@ -91,18 +90,11 @@ def _acquit(facts: Facts, suspects: dict[str, str]) -> None:
                 continue
         if int(cursor) == 0:
             break
-    start = b"-"
-    while suspects:
-        rows = facts.connections.call("XRANGE", facts.group.stream, start, "+", "COUNT", _PAGE)
-        for _, values in rows:
-            body = dict(zip(values[::2], values[1::2], strict=True)).get(b"payload", b"")
-            try:
-                _clear(suspects, decode(body))
-            except InvalidTaskPayloadError:
-                continue
-        if len(rows) < _PAGE:
+    for _, message, _ in facts.stream():
+        if not suspects:
             return
-        start = next_id(rows[-1][0])
+        if message is not None:
+            _clear(suspects, message)
 
 
 def _clear(suspects: dict[str, str], message: Message) -> None:
