@@ -134,10 +134,12 @@ class RunnerCollector(Collector):
             yield self._counter(found, what, name, text, labels)
         for what, name, text, labels in _HISTOGRAMS:
             yield self._histogram(found, what, name, text, labels)
-        _, *present = [sum(column) for column in zip(*found.get((PROCESS,), []), strict=True)] or [
-            0
-        ]
-        for (name, text), value in zip(_PRESENT, present or [0.0] * len(_PRESENT), strict=True):
+        _, *present = (
+            [sum(column) for column in zip(*rows, strict=True)]
+            if (rows := found.get((PROCESS,)))
+            else [0.0] * (1 + len(_PRESENT))
+        )
+        for (name, text), value in zip(_PRESENT, present, strict=True):
             yield self._gauge(name, text, value)
         yield self._gauge("processes", "Worker processes that run.", processes)
         yield from self._running(found)
@@ -152,11 +154,10 @@ class RunnerCollector(Collector):
             labels=labels,
         )
         at = now()
-        for key, rows in found.items():
-            if key[0] == RUNNING:
-                since = min((since for runs, since in rows if runs), default=at)
-                count.add_metric((self._group, key[1]), sum(runs for runs, _ in rows))
-                longest.add_metric((self._group, key[1]), max(0.0, at - since))
+        for values, rows in _of(found, RUNNING):
+            since = min((since for runs, since in rows if runs), default=at)
+            count.add_metric((self._group, *values), sum(runs for runs, _ in rows))
+            longest.add_metric((self._group, *values), max(0.0, at - since))
         yield count
         yield longest
 
@@ -198,9 +199,8 @@ class RunnerCollector(Collector):
         labels: Sequence[str],
     ) -> Metric:
         family = CounterMetricFamily(f"taskrunner_{name}", text, labels=("group", *labels))
-        for key, rows in found.items():
-            if key[0] == what:
-                family.add_metric((self._group, *key[1:]), sum(row[0] for row in rows))
+        for values, rows in _of(found, what):
+            family.add_metric((self._group, *values), sum(row[0] for row in rows))
         return family
 
     def _histogram(
@@ -212,12 +212,18 @@ class RunnerCollector(Collector):
         labels: Sequence[str],
     ) -> Metric:
         family = HistogramMetricFamily(f"taskrunner_{name}", text, labels=("group", *labels))
-        for key, rows in found.items():
-            if key[0] == what:
-                *buckets, total = (sum(column) for column in zip(*rows, strict=True))
-                family.add_metric(
-                    (self._group, *key[1:]),
-                    list(zip(_LES, accumulate(buckets), strict=True)),
-                    total,
-                )
+        for values, rows in _of(found, what):
+            *buckets, total = (sum(column) for column in zip(*rows, strict=True))
+            family.add_metric(
+                (self._group, *values),
+                list(zip(_LES, accumulate(buckets), strict=True)),
+                total,
+            )
         return family
+
+
+def _of(
+    found: dict[Key, list[list[float]]], what: str
+) -> Iterator[tuple[tuple[str, ...], list[list[float]]]]:
+    """What was counted of one kind: the values of its labels, and a row for each process."""
+    return ((key[1:], rows) for key, rows in found.items() if key[0] == what)
