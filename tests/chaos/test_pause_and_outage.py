@@ -237,15 +237,10 @@ def test_paused_worker_does_not_start_what_it_reads_too_late(
     when it wakes and reads the reply, that is old news, and it asks before it starts. Also where it
     waits longer than reclaim_delay: it can't know when in this time the reply was made."""
     options = {"tasks_file": tasks_file(TASKS), "queue": {"reclaim_delay": LATE}}
-    paused = make_worker(config={"block_duration": 60}, **options)
     gate = str(tmp_path / "gate")
+    paused = make_worker(config={"block_duration": 60}, **options)
     reader = f"{desk.names.group}_{paused.status()['host']}_1"
-    desk.send("note", ["before"])
-    ledger.wait_finished(["before"])
-    desk.wait_done()
-    eventually(lambda: _is_reading(desk), 10)
-    paused.pause()
-    desk.send("gated", [{"id": "gated", "path": gate, "fails": False}])
+    _deliver_while_paused(paused, desk, ledger, gate)
     assert [held.consumer for held in desk.held()] == [reader]
     other = make_worker(**options)
     run = ledger.wait_started("gated", 20)
@@ -271,15 +266,10 @@ def test_paused_worker_renews_at_once_what_it_reads_late(
     is overdue, not a third of reclaim_delay after it was read, and so runs once."""
     reclaim = 9.0
     options = {"tasks_file": tasks_file(TASKS), "queue": {"reclaim_delay": reclaim}}
-    paused = make_worker(config={"block_duration": 60}, **options)
     gate = str(tmp_path / "gate")
+    paused = make_worker(config={"block_duration": 60}, **options)
     reader = f"{desk.names.group}_{paused.status()['host']}_1"
-    desk.send("note", ["before"])
-    ledger.wait_finished(["before"])
-    desk.wait_done()
-    eventually(lambda: _is_reading(desk), 10)
-    paused.pause()
-    desk.send("gated", [{"id": "gated", "path": gate, "fails": False}])
+    _deliver_while_paused(paused, desk, ledger, gate)
     make_worker(**options)
     eventually(lambda: desk.held()[0].idle > reclaim * 0.75, 20)
     paused.resume()
@@ -290,6 +280,16 @@ def test_paused_worker_renews_at_once_what_it_reads_late(
     Path(f"{gate}.{paused.pid}").touch()
     eventually(desk.is_empty, 20)
     assert [run.pid for run in ledger.runs() if run.id == "gated"] == [paused.pid]
+
+
+def _deliver_while_paused(worker: WorkerProcess, desk: Desk, ledger: Ledger, gate: str) -> None:
+    """SIGSTOP the worker while it waits for a message, and send one."""
+    desk.send("note", ["before"])
+    ledger.wait_finished(["before"])
+    desk.wait_done()
+    eventually(lambda: _is_reading(desk), 10)
+    worker.pause()
+    desk.send("gated", [{"id": "gated", "path": gate, "fails": False}])
 
 
 def _is_reading(desk: Desk) -> bool:
